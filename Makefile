@@ -1,0 +1,40 @@
+# Two commands do everything on a machine with Python 3.11+, pip and make:
+#   make test    sets up, then lint, types, doctests and all tests
+#   make train   sets up, then the main job
+PYTHON ?= python3
+VENV   ?= .venv
+BIN    := $(VENV)/bin
+READY  := $(VENV)/.ready
+
+.PHONY: test train lint types unit timing test-long clean
+
+test: lint types unit timing
+
+train: $(READY)
+	$(BIN)/python examples/accounting.py
+
+$(READY): pyproject.toml constraints.txt
+	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet --constraint constraints.txt setuptools wheel torch
+	$(BIN)/python -m pip install --quiet --constraint constraints.txt --no-build-isolation --editable '.[test]'
+	touch $(READY)
+
+lint: $(READY)
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+
+types: $(READY)
+	$(BIN)/mypy
+
+# One thread a worker: two workers fill two cores, and OpenMP teams do not fight over them.
+unit: $(READY)
+	OMP_NUM_THREADS=1 $(BIN)/pytest -n 2 -m 'not long and not timing' --doctest-modules src tests
+
+timing: $(READY)
+	$(BIN)/pytest -m 'timing and not long' tests
+
+test-long: $(READY)
+	$(BIN)/pytest -m long tests
+
+clean:
+	rm -rf $(VENV) build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis

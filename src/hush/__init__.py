@@ -1,0 +1,1 @@
+"""hush: training neural networks with differential privacy."""

@@ -1,0 +1,41 @@
+"""Budget, what a person allows; Bounds, what an accountant answers."""
+
+import math
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Bounds:
+    """A certified interval around a number that cannot be computed exactly; quote `upper`.
+
+    >>> Bounds(0.9467, 0.9469).upper
+    0.9469
+    """
+
+    lower: float
+    upper: float
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.lower <= self.upper:
+            raise ValueError(f"expected 0 <= lower <= upper, got lower={self.lower}, upper={self.upper}")
+
+    def __str__(self) -> str:
+        return f"{self.upper:.4g} (at least {self.lower:.4g})"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Budget:
+    """An (epsilon, delta) that must not be exceeded.
+
+    >>> Budget(epsilon=2.0, delta=1e-5)
+    Budget(epsilon=2.0, delta=1e-05)
+    """
+
+    epsilon: float
+    delta: float
+
+    def __post_init__(self) -> None:
+        if not (self.epsilon > 0 and math.isfinite(self.epsilon)):
+            raise ValueError(f"epsilon must be a positive number, got {self.epsilon}")
+        if not 0 < self.delta < 1:
+            raise ValueError(f"delta must lie in (0, 1), got {self.delta}")
