@@ -6,7 +6,6 @@ those of one contribution (C, not 2C).
 """
 
 import math
-from abc import ABC
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, fields
 from typing import Any, ClassVar
@@ -14,7 +13,7 @@ from typing import Any, ClassVar
 ADJACENCY = "zero-out"
 
 
-class Event(ABC):
+class Event:
     """One mechanism applied to the data. `event * n` repeats it, `a + b` composes."""
 
     adjacency: ClassVar[str] = ADJACENCY
@@ -158,9 +157,9 @@ def grouped(event: Event, size: int) -> Event:
 def to_dict(event: Event) -> dict[str, Any]:
     """The event as plain JSON values."""
     if isinstance(event, Composed):
-        return {"event": "Composed", "parts": [[to_dict(part), count] for part, count in event.parts]}
+        return {"kind": "Composed", "parts": [[to_dict(part), count] for part, count in event.parts]}
     values = {f.name: getattr(event, f.name) for f in fields(event)}  # type: ignore[arg-type]
-    return {"event": type(event).__name__} | {k: to_dict(v) if isinstance(v, Event) else v for k, v in values.items()}
+    return {"kind": type(event).__name__} | {k: to_dict(v) if isinstance(v, Event) else v for k, v in values.items()}
 
 
 def from_dict(values: Mapping[str, Any]) -> Event:
@@ -169,14 +168,15 @@ def from_dict(values: Mapping[str, Any]) -> Event:
     >>> from_dict(to_dict(PoissonSampled(0.01, Gaussian(4.0)) * 10)) == PoissonSampled(0.01, Gaussian(4.0)) * 10
     True
     """
-    kinds = {kind.__name__: kind for kind in (Gaussian, Laplace, PureDP, PoissonSampled, Allocated, Shuffled, Grouped)}
-    name = values.get("event")
+    kinds: dict[str, Any] = {
+        kind.__name__: kind for kind in (Gaussian, Laplace, PureDP, PoissonSampled, Allocated, Shuffled, Grouped)
+    }
+    name = values.get("kind")
     if name == "Composed":
         return compose((from_dict(part), count) for part, count in values["parts"])
     if name not in kinds:
         raise ValueError(f"expected one of {', '.join(kinds)}, Composed; got {name!r}")
-    rest = {k: from_dict(v) if isinstance(v, Mapping) else v for k, v in values.items() if k != "event"}
-    return kinds[name](**rest)
+    return kinds[name](**{k: from_dict(v) if isinstance(v, Mapping) else v for k, v in values.items() if k != "kind"})
 
 
 def _positive(name: str, value: float) -> None:
