@@ -1,0 +1,183 @@
+"""The interface between the walk over the graph and the rules: a Site goes in, Contributions come out.
+
+A *site* is a node of the autograd graph in which a tensor derived from parameters meets data. A *rule* turns a site into
+contributions, one for each parameter-derived input of the node:
+
+    def contributions(site: Site) -> dict[int, Contribution]     # index into node.next_functions -> what is added there
+    RULES = {"AddmmBackward0": Rule(contributions, saved=("mat1", "alpha")), ...}
+
+`rules.py` joins the dictionaries of all rule files into one. A rule that meets a case that it does not cover (a transposed
+kernel that is data, a missing attribute) returns the special value `None`: the generic rule takes over, exact and slow.
+
+The rules of the game, for whoever writes a rule:
+- Everything a rule returns is in fp32, or in fp64 where the inputs are (`wide`). No `.item()`, no branch on values.
+- The values of an example may be infinite or NaN. They must show up as a non-finite squared norm of that example, must not
+  touch the norms of others, and must be zeroed by `Weights.clean` before a sum over examples (0 * inf is NaN).
+- What is stored and what is summed must be the same numbers: a norm taken of a product that is kept is a norm of what is
+  summed. Where the sum is computed another way (a ghost norm), `squared_mass` bounds what rounding can add.
+"""
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.autograd.graph import Node
+
+
+def wide(tensor: Tensor) -> Tensor:
+    """The tensor in the dtype in which norms and sums are taken: fp32, or fp64 if it already is."""
+    return tensor if tensor.dtype in (torch.float32, torch.float64) else tensor.float()
+
+
+@dataclass(frozen=True)
+class Layout:
+    """Where the examples lie in a tensor: along `dim`, of size outer * batch * inner, row = (o * batch + example) * inner + i.
+
+    `order` is set for irregular layouts only (packed sequences, selected tokens): a [batch, T] table of rows, in which
+    the number of rows stands for "none".
+    """
+
+    dim: int
+    outer: int
+    batch: int
+    inner: int
+    order: Tensor | None = None
+
+    def split(self, tensor: Tensor, dim: int | None = None) -> Tensor:
+        """[.., rows, ..] -> [batch, T, ..]: the rows of each example, examples first. A view wherever that is possible.
+
+        `dim` is where `tensor` has its rows, if not where the output of the node has them.
+        """
+        dim = self.dim if dim is None else dim
+        if self.order is not None:
+            rows = tensor.movedim(dim, 0)
+            return torch.cat([rows, rows.new_zeros(1, *rows.shape[1:])])[self.order]
+        if dim == 0 and self.outer == 1:
+            return tensor.reshape(self.batch, self.inner, *tensor.shape[1:])
+        split = tensor.unflatten(dim, (self.outer, self.batch, self.inner))
+        return split.movedim((dim + 1, dim, dim + 2), (0, 1, 2)).flatten(1, 2)
+
+    def per_row(self, values: Tensor) -> Tensor:
+        """[batch] -> [rows]: the value of the example to which each row belongs."""
+        if self.order is not None:
+            return (
+                values.new_zeros(self.outer * self.inner + 1)
+                .scatter(0, self.order.flatten(), values[:, None].expand_as(self.order).flatten())
+                .narrow(0, 0, self.outer * self.inner)
+            )
+        if self.outer == 1 and self.inner == 1:
+            return values
+        return values.view(1, -1, 1).expand(self.outer, self.batch, self.inner).reshape(-1)
+
+
+@dataclass(frozen=True)
+class Weights:
+    """One factor per example (zero for padding and for examples that are not finite), and who may hold non-finite values."""
+
+    factors: Tensor
+    silent: Tensor | None = None
+    """[batch] bool, True where values may be inf or NaN (their factor is zero); None if everybody is known to be finite."""
+
+    def clean(self, tensor: Tensor, dim: int = 0) -> Tensor:
+        """The tensor ([.., batch, ..] with the examples along `dim`) with the silent examples set to exact zeros."""
+        if self.silent is None:
+            return tensor
+        shape = [1] * tensor.dim()
+        shape[dim] = -1
+        return tensor.masked_fill(self.silent.view(shape), 0)
+
+    def clean_rows(self, tensor: Tensor, layout: Layout, dim: int | None = None) -> Tensor:
+        """As `clean`, for a tensor in the layout of the node, rows along `dim` (default: the layout's)."""
+        if self.silent is None:
+            return tensor
+        dim = layout.dim if dim is None else dim
+        shape = [1] * tensor.dim()
+        shape[dim] = -1
+        return tensor.masked_fill(layout.per_row(self.silent).view(shape), 0)
+
+
+class Contribution(ABC):
+    """What one node adds to the gradient of one parameter-derived tensor: G_i for each example i, in that tensor's shape."""
+
+    terms: int = 1
+    """How many products are added up to one entry of `weighted_sum` per example (1: the G_i are stored)."""
+
+    @abstractmethod
+    def squared_norms(self) -> Tensor:
+        """[batch]: |G_i|^2. Non-finite for an example that holds a non-finite value."""
+
+    @abstractmethod
+    def weighted_sum(self, weights: Weights) -> Tensor:
+        """sum_i factor_i * G_i in the shape of the tensor."""
+
+    @abstractmethod
+    def per_example(self) -> Tensor:
+        """[batch, *shape]: the G_i themselves; for tied, reused and parametrised tensors."""
+
+    def squared_mass(self) -> Tensor:
+        """[batch]: at least (sum over the products that are added up to G_i of their norms)^2; rounding is relative to this.
+
+        Equal to the squared norm where the G_i are stored, or are one product (nothing can cancel).
+        """
+        return self.squared_norms()
+
+    def inner(self, other: "Contribution") -> Tensor | None:
+        """[batch]: <G_i, G'_i> with another contribution to the same tensor, None if `per_example` of both is as cheap."""
+        return None
+
+
+@dataclass(frozen=True)
+class Site:
+    """A node at which parameters meet data, everything that was saved for its backward, and its output's gradient."""
+
+    name: str
+    """The node's name, such as AddmmBackward0."""
+    saved: Mapping[str, Any]
+    """What the rule asked for, read from node._saved_* before the backward pass."""
+    grad: Tensor
+    """Gradient of output 0, in the node's own dtype and layout."""
+    layout: Layout
+    """Where the examples lie in `grad`."""
+    wanted: tuple[int, ...]
+    """Indices into node.next_functions of the inputs that derive from parameters."""
+    shapes: tuple[tuple[int, ...] | None, ...]
+    """For each input the shape of its gradient where it is wanted."""
+    node: Node
+    """The node itself, for the generic rule."""
+
+    @property
+    def batch(self) -> int:
+        return self.layout.batch
+
+
+@dataclass(frozen=True)
+class Rule:
+    """How to read the contributions of one kind of node, and which saved values to keep for it."""
+
+    contributions: Callable[[Site], dict[int, Contribution] | None]
+    saved: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class Stored(Contribution):
+    """Per-example gradients that were computed anyway and are kept: [batch, *shape], in fp32 or wider."""
+
+    values: Tensor
+
+    def squared_norms(self) -> Tensor:
+        """Summed one dimension after another, so that rounding grows with the sum of the sizes, not with their product."""
+        squares = self.values.square()
+        while squares.dim() > 1:
+            squares = squares.sum(-1)
+        return squares
+
+    def weighted_sum(self, weights: Weights) -> Tensor:
+        values = weights.clean(self.values)
+        factors = weights.factors.to(values.dtype)
+        return (factors @ values.flatten(1)).view(values.shape[1:]) if values.dim() > 1 else factors @ values
+
+    def per_example(self) -> Tensor:
+        return self.values
