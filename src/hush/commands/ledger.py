@@ -1,0 +1,165 @@
+"""`hush ledger`: make a ledger, look at it, check it, close or link what needs a person's word."""
+
+import json
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from hush.accounting.bounds import Budget
+from hush.ledger import Head, Ledger, LedgerError
+from hush.ledger.books import Page
+
+app = typer.Typer(name="ledger", no_args_is_help=True, help="The durable account of a dataset.")
+
+File = Annotated[Path, typer.Argument(help="The ledger's file.")]
+Json = Annotated[bool, typer.Option("--json", help="Print one JSON object.")]
+
+
+@app.command("open")
+def open_(
+    file: File,
+    epsilon: Annotated[float | None, typer.Option(help="Cap over all runs.")] = None,
+    delta: Annotated[float | None, typer.Option(help="Cap over all runs.")] = None,
+    rule: Annotated[str, typer.Option(help="slices, renyi or odometer; fixed from here on.")] = "slices",
+    as_json: Json = False,
+) -> None:
+    """Make a ledger: hush ledger open patients.hush --epsilon 3 --delta 1e-6"""
+    with _one_line():
+        if (epsilon is None) != (delta is None):
+            raise LedgerError("--epsilon and --delta together", "one of them", "give both, or none for no cap")
+        if file.exists():
+            raise LedgerError("a file that does not exist yet", str(file), "look at it with: hush ledger show")
+        budget = None if epsilon is None or delta is None else Budget(epsilon=epsilon, delta=delta)
+        with Ledger(file, budget=budget, rule=rule) as ledger:  # type: ignore[arg-type]  # checked there
+            _print(_summary(ledger, None), as_json)
+
+
+@app.command()
+def show(
+    file: File,
+    delta: Annotated[float | None, typer.Option(help="Delta of the printed epsilon; the cap's by default.")] = None,
+    as_json: Json = False,
+) -> None:
+    """What was spent, by which runs, and what is left: hush ledger show patients.hush --delta 1e-6"""
+    with _one_line(), _existing(file) as ledger:
+        if delta is None and ledger.budget is not None:
+            delta = ledger.budget.delta
+        _print(_summary(ledger, delta), as_json)
+
+
+@app.command()
+def check(
+    file: File,
+    checkpoint: Annotated[Path | None, typer.Option(help="A checkpoint that has seen this ledger.")] = None,
+    head: Annotated[str | None, typer.Option(help="SEQUENCE:HASH as a report states it.")] = None,
+    as_json: Json = False,
+) -> None:
+    """Check the chain of entries, and that it holds what a checkpoint or a report has seen."""
+    with _one_line(), _existing(file) as ledger:
+        seen = [_parse(head)] if head else []
+        if checkpoint is not None:
+            from hush import checkpoints
+
+            found = checkpoints.load(checkpoint).seen
+            if found is None:
+                raise LedgerError("a checkpoint of a run with a ledger", "one without", "give another checkpoint")
+            seen.append(found)
+        for one in seen:
+            ledger.must_include(one)
+        _print({"intact": True, "head": ledger.head().to_dict(), "witnesses": len(seen)}, as_json)
+
+
+@app.command()
+def close(
+    file: File, account: Annotated[str, typer.Argument(help="The account's name.")], as_json: Json = False
+) -> None:
+    """Close an account whose run is gone; all units on record stay spent."""
+    with _one_line(), _existing(file) as ledger:
+        ledger.close_account(account)
+        _print(_summary(ledger, None), as_json)
+
+
+@app.command()
+def link(
+    file: File,
+    refusal: Annotated[int, typer.Argument(help="The number that the refused run has named.")],
+    reason: Annotated[str, typer.Option(help="Why this is the same people's data, for the record.")],
+    as_json: Json = False,
+) -> None:
+    """Let data that grew or changed share this ledger: hush ledger link patients.hush 17 --reason 'January added'"""
+    with _one_line(), _existing(file) as ledger:
+        ledger.link(refusal=refusal, reason=reason)
+        _print({"linked": refusal, "reason": reason}, as_json)
+
+
+def _existing(file: Path) -> Ledger:
+    if not file.exists():
+        raise LedgerError("a ledger", f"no file {file}", f"make it first: hush ledger open {file}")
+    return Ledger(file)
+
+
+def _summary(ledger: Ledger, delta: float | None) -> dict[str, Any]:
+    cap = ledger.budget
+    summary: dict[str, Any] = {
+        "ledger": str(ledger.path),
+        "rule": ledger.rule_name,
+        "cap": None if cap is None else {"epsilon": cap.epsilon, "delta": cap.delta},
+        "accounts": [_account(page) for page in ledger.pages()],
+        "head": ledger.head().to_dict(),
+    }
+    if delta is not None:
+        bounds = ledger.spent(delta=delta)
+        summary["spent"] = {"epsilon": bounds.upper, "epsilon_lower": bounds.lower, "delta": delta}
+    return summary
+
+
+def _account(page: Page) -> dict[str, Any]:
+    budget = page.budget
+    return {
+        "name": page.name,
+        "opened_at": page.opened_at,
+        "closed": page.closed,
+        "units": page.total,
+        "units_spent": page.spent,
+        "epsilon": None if budget is None else budget.epsilon,
+        "delta": None if budget is None else budget.delta,
+        "data_known": page.data is not None,
+    }
+
+
+def _parse(head: str) -> Head:
+    sequence, _, digest = head.partition(":")
+    return Head.from_dict({"sequence": int(sequence) if sequence.isdecimal() else None, "hash": digest})
+
+
+def _print(summary: dict[str, Any], as_json: bool) -> None:
+    if as_json:
+        print(json.dumps(summary))
+        return
+    for key, value in summary.items():
+        if key == "accounts":
+            print(f"accounts: {len(value)}")
+            for row in value:
+                state = "closed" if row["closed"] else "open"
+                slice_ = "" if row["epsilon"] is None else f", epsilon {row['epsilon']} at delta {row['delta']}"
+                print(f"  {row['name']}: {row['units_spent']} of {row['units']} units, {state}{slice_}")
+        elif isinstance(value, dict):
+            print(f"{key}: " + ", ".join(f"{name} {part}" for name, part in value.items()))
+        else:
+            print(f"{key}: {value}")
+
+
+@contextmanager
+def _one_line() -> Iterator[None]:
+    """Errors that a person can act on, in one line and without a traceback."""
+    from hush.checkpoints import CheckpointError
+
+    try:
+        yield
+    except (LedgerError, CheckpointError, ValueError, OSError) as error:
+        print(f"error: {error}", file=sys.stderr)
+        raise typer.Exit(1) from None
