@@ -1,19 +1,19 @@
 """The interface between the walk over the graph and the rules: a Site goes in, Contributions come out.
 
-A *site* is a node of the autograd graph in which a tensor derived from parameters meets data. A *rule* turns a site into
-contributions, one for each parameter-derived input of the node:
+A *site* is a node of the autograd graph in which a tensor derived from parameters meets data. A *rule* turns a site
+into contributions, one for each parameter-derived input of the node:
 
     def contributions(site: Site) -> dict[int, Contribution]     # index into node.next_functions -> what is added there
     RULES = {"AddmmBackward0": Rule(contributions, saved=("mat1", "alpha")), ...}
 
-`rules.py` joins the dictionaries of all rule files into one. A rule that meets a case that it does not cover (a transposed
-kernel that is data, a missing attribute) returns the special value `None`: the generic rule takes over, exact and slow.
+`rules.py` joins the dictionaries of all rule files into one. A rule that meets a case that it does not cover (a kernel
+that is data, a missing attribute) returns `None`: the generic rule takes over, exact and slow.
 
 The rules of the game, for whoever writes a rule:
 - Everything a rule returns is in fp32, or in fp64 where the inputs are (`wide`). No `.item()`, no branch on values.
-- The values of an example may be infinite or NaN. They must show up as a non-finite squared norm of that example, must not
-  touch the norms of others, and must be zeroed by `Weights.clean` before a sum over examples (0 * inf is NaN).
-- What is stored and what is summed must be the same numbers: a norm taken of a product that is kept is a norm of what is
+- The values of an example may be infinite or NaN. They must show up as a non-finite squared norm of that example, must
+  not touch the norms of others, and must be zeroed by `Weights.clean` before a sum over examples (0 * inf is NaN).
+- What is stored and what is summed must be the same numbers: the norm of a product that is kept is the norm of what is
   summed. Where the sum is computed another way (a ghost norm), `squared_mass` bounds what rounding can add.
 """
 
@@ -34,10 +34,10 @@ def wide(tensor: Tensor) -> Tensor:
 
 @dataclass(frozen=True)
 class Layout:
-    """Where the examples lie in a tensor: along `dim`, of size outer * batch * inner, row = (o * batch + example) * inner + i.
+    """Where the examples lie in a tensor: along `dim`, of size outer * batch * inner.
 
-    `order` is set for irregular layouts only (packed sequences, selected tokens): a [batch, T] table of rows, in which
-    the number of rows stands for "none".
+    Row r belongs to example (r // inner) % batch. `order` is set for irregular layouts only (packed sequences, selected
+    tokens): a [batch, T] table of rows, in which the number of rows stands for "none".
     """
 
     dim: int
@@ -75,11 +75,11 @@ class Layout:
 
 @dataclass(frozen=True)
 class Weights:
-    """One factor per example (zero for padding and for examples that are not finite), and who may hold non-finite values."""
+    """One factor per example (zero for padding and for what is not finite), and who may hold non-finite values."""
 
     factors: Tensor
     silent: Tensor | None = None
-    """[batch] bool, True where values may be inf or NaN (their factor is zero); None if everybody is known to be finite."""
+    """[batch] bool, True where values may be inf or NaN (the factor is zero); None if all are known to be finite."""
 
     def clean(self, tensor: Tensor, dim: int = 0) -> Tensor:
         """The tensor ([.., batch, ..] with the examples along `dim`) with the silent examples set to exact zeros."""
@@ -100,14 +100,20 @@ class Weights:
 
 
 class Contribution(ABC):
-    """What one node adds to the gradient of one parameter-derived tensor: G_i for each example i, in that tensor's shape."""
+    """What one node adds to the gradient of one parameter-derived tensor: G_i for each example i, in its shape."""
 
-    terms: int = 1
-    """How many products are added up to one entry of `weighted_sum` per example (1: the G_i are stored)."""
+    @property
+    def terms(self) -> int:
+        """How many products of one example are added up to one entry of `weighted_sum` (1: the G_i are stored)."""
+        return 1
 
     @abstractmethod
     def squared_norms(self) -> Tensor:
-        """[batch]: |G_i|^2. Non-finite for an example that holds a non-finite value."""
+        """[batch]: |G_i|^2. Non-finite for an example that holds a non-finite value.
+
+        Sums run over one dimension after another, so that no chain of additions is longer than `terms` and the sizes
+        of the tensor together: the slack for rounding counts on it.
+        """
 
     @abstractmethod
     def weighted_sum(self, weights: Weights) -> Tensor:
@@ -118,14 +124,18 @@ class Contribution(ABC):
         """[batch, *shape]: the G_i themselves; for tied, reused and parametrised tensors."""
 
     def squared_mass(self) -> Tensor:
-        """[batch]: at least (sum over the products that are added up to G_i of their norms)^2; rounding is relative to this.
+        """[batch]: at least (sum of the norms of the products that add up to G_i)^2; rounding is relative to this.
 
         Equal to the squared norm where the G_i are stored, or are one product (nothing can cancel).
         """
         return self.squared_norms()
 
     def inner(self, other: "Contribution") -> Tensor | None:
-        """[batch]: <G_i, G'_i> with another contribution to the same tensor, None if `per_example` of both is as cheap."""
+        """[batch]: <G_i, G'_i> with another contribution to the same tensor; None: `per_example` is as cheap."""
+        return None
+
+    def t(self) -> "Contribution | None":
+        """The same for the transposed matrix, None if that is not cheaper than to transpose the sums."""
         return None
 
 
@@ -137,16 +147,26 @@ class Site:
     """The node's name, such as AddmmBackward0."""
     saved: Mapping[str, Any]
     """What the rule asked for, read from node._saved_* before the backward pass."""
-    grad: Tensor
-    """Gradient of output 0, in the node's own dtype and layout."""
-    layout: Layout
-    """Where the examples lie in `grad`."""
+    grads: tuple[Tensor | None, ...]
+    """The gradient of each output of the node that is used, in the node's own dtype and layout."""
+    layouts: tuple[Layout | None, ...]
+    """Where the examples lie in each of `grads`."""
     wanted: tuple[int, ...]
     """Indices into node.next_functions of the inputs that derive from parameters."""
     shapes: tuple[tuple[int, ...] | None, ...]
     """For each input the shape of its gradient where it is wanted."""
     node: Node
     """The node itself, for the generic rule."""
+
+    @property
+    def grad(self) -> Tensor:
+        """The gradient of the first output that is used; for most nodes there is no other."""
+        return next(grad for grad in self.grads if grad is not None)
+
+    @property
+    def layout(self) -> Layout:
+        """Where the examples lie in `grad`."""
+        return next(layout for layout in self.layouts if layout is not None)
 
     @property
     def batch(self) -> int:
@@ -168,8 +188,10 @@ class Stored(Contribution):
     values: Tensor
 
     def squared_norms(self) -> Tensor:
-        """Summed one dimension after another, so that rounding grows with the sum of the sizes, not with their product."""
-        squares = self.values.square()
+        """Summed one dimension after another: rounding grows with the sum of the sizes, not with their product."""
+        if self.values.dim() == 1:
+            return self.values.square()
+        squares = torch.linalg.vector_norm(self.values, dim=-1).square()
         while squares.dim() > 1:
             squares = squares.sum(-1)
         return squares
