@@ -37,7 +37,8 @@ def _after_fork_in_child() -> None:
 os.register_at_fork(after_in_child=_after_fork_in_child)
 
 
-def _here() -> tuple[int, object]:
+def this_process() -> tuple[int, object]:
+    """A value that differs between a process and the children it forks."""
     # The process number too: a fork by foreign C code does not run Python's fork handlers.
     return os.getpid(), _Process.token
 
@@ -61,7 +62,7 @@ class Key:
         if len(secret) != 32:
             raise ValueError(f"a key has 32 bytes, got {len(secret)}; use Key.from_os() or Key.from_seed(seed)")
         self._secret = bytearray(secret)
-        self._home = _here()
+        self._home = this_process()
         self.private = private
 
     @classmethod
@@ -82,9 +83,9 @@ class Key:
 
     def subkey(self, purpose: str, *, tensor: int = 0, rank: int = 0) -> bytes:
         """The 32 bytes that key the streams of all steps; for kernels that compute the keystream elsewhere."""
-        if self.private and self._home != _here():
+        if self.private and self._home != this_process():
             self._secret[:] = os.urandom(32)
-            self._home = _here()
+            self._home = this_process()
         name = purpose.encode()
         numbers = _word("tensor", tensor).to_bytes(8, "little") + _word("rank", rank).to_bytes(8, "little")
         message = len(name).to_bytes(8, "little") + name + numbers
@@ -111,11 +112,11 @@ class Stream:
         self._nonce = nonce
         self._secret = secret
         self._position = 0
-        self._home = _here()
+        self._home = this_process()
 
     def fill(self, out: npt.NDArray[np.generic]) -> None:
         """Overwrite a contiguous array with the next bytes of the stream."""
-        if self._secret and self._home != _here():
+        if self._secret and self._home != this_process():
             raise RuntimeError(
                 "this stream belongs to the process before the fork; take a new one from Key.stream(...)"
             )

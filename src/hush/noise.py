@@ -1,0 +1,110 @@
+"""Noise: a BoundedSum and a noise multiplier become the released gradient. The only Gaussian noise in the house."""
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from hush import kernels
+from hush.gradients.bounded import BoundedSum
+from hush.normals import Floats, Normals
+
+
+class Part(NamedTuple):
+    """One tensor's share of a release: out = (total + deviation * normal numbers) * scale."""
+
+    total: Tensor
+    deviation: float
+    out: Tensor
+
+
+def add_noise(
+    total: BoundedSum,
+    *,
+    noise_multiplier: float,
+    normals: Normals,
+    step: int,
+    scale: float = 1.0,
+    out: Mapping[str, Tensor] | None = None,
+) -> dict[str, Tensor]:
+    """Release a bounded sum: (total + noise) * scale, the noise's scale read from the sum's own bounds.
+
+    Guarantee: with m groups, the tensors of group l get independent Gaussian noise of standard deviation
+    noise_multiplier * sqrt(m) * bound_l, so that the release is the event Gaussian(noise_multiplier) under zero-out.
+    Noise is computed and added in float32 (float64 sums stay float64); sums in half precision come back as float32.
+    `out` gives tensors to write into, in their own dtype. A noise multiplier of 0 adds nothing: NOT PRIVATE.
+
+    >>> from hush.gradients.bounded import Group
+    >>> from hush.streams import Key
+    >>> total = BoundedSum({"w": torch.zeros(2)}, (Group(("w",), bound=1.0),))
+    >>> add_noise(total, noise_multiplier=2.0, normals=Normals(Key.from_seed(0)), step=0)["w"].shape
+    torch.Size([2])
+    """
+    deviations = standard_deviations(total, noise_multiplier)
+    if out is not None and set(out) != set(total.tensors):
+        raise ValueError(f"out must name the tensors of the sum, {sorted(total.tensors)}; got {sorted(out)}")
+    if not math.isfinite(scale):
+        raise ValueError(f"scale must be a finite number, got {scale!r}")
+    normals.begin(step)
+    released: dict[str, Tensor] = {}
+    devices = {tensor.device: None for tensor in total.tensors.values()}
+    for number, device in enumerate(devices):
+        names = [name for name, tensor in total.tensors.items() if tensor.device == device]
+        parts = [
+            Part(total.tensors[name], deviations[name], _place(total.tensors[name], None if out is None else out[name]))
+            for name in names
+        ]
+        if noise_multiplier == 0:
+            for part in parts:
+                part.out.copy_(part.total.to(torch.promote_types(part.total.dtype, torch.float32)) * scale)
+        elif device.type == "cuda" and kernels.available():
+            kernels.release(parts, scale=scale, subkey=normals.subkey(number), step=step)
+        else:
+            _release(parts, scale, normals.on_cpu(step, sum(part.total.numel() for part in parts), number))
+        released.update((name, part.out) for name, part in zip(names, parts, strict=True))
+    return {name: released[name] for name in total.tensors}
+
+
+def standard_deviations(total: BoundedSum, noise_multiplier: float) -> dict[str, float]:
+    """The noise's standard deviation for each tensor: noise_multiplier * sqrt(number of groups) * the group's bound."""
+    if not (noise_multiplier >= 0 and math.isfinite(noise_multiplier)):
+        raise ValueError(f"noise_multiplier must be a finite number >= 0, got {noise_multiplier!r}")
+    names = [name for group in total.groups for name in group.names]
+    if sorted(names) != sorted(total.tensors):
+        raise ValueError(
+            f"every tensor must belong to exactly one group, got tensors {sorted(total.tensors)} and groups {names}"
+        )
+    for name, tensor in total.tensors.items():
+        if not tensor.is_floating_point() or tensor.layout != torch.strided:
+            raise TypeError(f"{name}: noise is added to dense floating point sums, got {tensor.dtype}, {tensor.layout}")
+    if noise_multiplier == 0:
+        return dict.fromkeys(names, 0.0)
+    for group in total.groups:
+        if not (group.bound >= 0 and math.isfinite(group.bound)):
+            raise ValueError(f"a bound must be a finite number >= 0, got {group.bound!r} for {', '.join(group.names)}")
+    factor = noise_multiplier * math.sqrt(len(total.groups))
+    return {name: factor * group.bound for group in total.groups for name in group.names}
+
+
+def _place(total: Tensor, out: Tensor | None) -> Tensor:
+    if out is None:
+        return torch.empty_like(total, dtype=torch.promote_types(total.dtype, torch.float32))
+    if out.shape != total.shape or out.device != total.device:
+        raise ValueError(
+            f"out must have the sum's shape and device, {tuple(total.shape)} on {total.device}; "
+            f"got {tuple(out.shape)} on {out.device}"
+        )
+    return out
+
+
+def _release(parts: Sequence[Part], scale: float, numbers: Floats) -> None:
+    start = 0
+    for part in parts:
+        end = start + part.total.numel()
+        noise = torch.from_numpy(numbers[start:end]).view(part.total.shape).to(part.total.device)
+        # Two passes, and one rounding into the dtype of `out`.
+        noise.mul_(part.deviation * scale)
+        torch.add(noise, part.total, alpha=scale, out=part.out)
+        start = end
