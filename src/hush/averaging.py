@@ -22,9 +22,9 @@ class Average:
     >>> _ = nn.init.constant_(model.weight, 3.0)
     >>> average.update()
     >>> with average.applied():
-    ...     averaged = float(model.weight)
-    >>> float(model.weight)
-    3.0
+    ...     averaged = model.weight.item()
+    >>> model.weight.item(), averaged < 3.0
+    (3.0, True)
     """
 
     def __init__(self, model: nn.Module, decay: float = 0.9999) -> None:
