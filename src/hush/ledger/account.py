@@ -102,7 +102,7 @@ class Account:
         Under the rule "slices" that is the whole plan from the beginning (a run that stops early for a reason it saw
         in the data has paid for all of it); under the other rules, upfront and the units on record.
         """
-        return self._ledger.rule.spent_by(self._page, delta)
+        return self._ledger.spent_by(self._page, delta=delta)
 
     def so_far(self, *, delta: float) -> Bounds:
         """Epsilon of the units asked for so far: a true statement if the run was always meant to end here."""

@@ -174,6 +174,10 @@ class Ledger:
         with self._lock:
             return self.rule.spent(self._store.refresh(), delta)
 
+    def spent_by(self, page: Page, *, delta: float) -> Bounds:
+        """Epsilon charged to one account at the given delta."""
+        return self.rule.spent_by(self._store.books, page, delta)
+
     def remaining(self) -> Budget | None:
         """What a new slice may take; None without a cap. Raises BudgetExhausted when nothing is left."""
         with self._lock:

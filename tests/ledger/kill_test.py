@@ -1,0 +1,137 @@
+"""Kill a training run at random moments, again and again, and hold the ledger against what was released.
+
+    python tests/ledger/kill_test.py --kills 200
+
+The run is as light as it can be while it does everything a run does with its ledger: it makes the file, opens accounts,
+reserves, releases (one byte appended to a file, which survives SIGKILL), settles, writes checkpoints, resumes, closes.
+After every kill: no account has released more than its ledger page states, the cap holds, the checkpoint loads or does
+not exist yet, and the ledger holds the head that the checkpoint has seen.
+"""
+
+import argparse
+import os
+import random
+import signal
+import sys
+import tempfile
+import time
+from collections import Counter
+from pathlib import Path
+
+import torch
+
+from hush import checkpoints
+from hush.accounting.bounds import Budget
+from hush.accounting.events import Gaussian
+from hush.ledger import BudgetExhausted, Ledger
+
+CAP = Budget(epsilon=3.0, delta=1e-5)
+SLICE = Budget(epsilon=1.0, delta=1e-6)
+ACCOUNTS = 3  # that is how many slices the cap holds
+UNIT = Gaussian(100.0)
+UNITS = 120
+CAP_REACHED = 7
+
+
+def train(folder: Path) -> None:
+    """Go on from wherever the last process died, until the cap allows no further account."""
+    seen, step = None, 0
+    if checkpoints.exists(folder / "checkpoint"):
+        last = checkpoints.load(folder / "checkpoint")
+        seen, step = last.seen, last.facts["step"]
+    with Ledger(folder / "data.hush", budget=CAP, seen=seen) as ledger:
+        released = os.open(folder / "released", os.O_WRONLY | os.O_APPEND | os.O_CREAT)
+        while True:
+            unfinished = [page.name for page in ledger.pages() if not page.closed]
+            if unfinished:
+                account = ledger.resume_account(unfinished[0], seen=seen)
+            else:
+                name = f"run{len(ledger.pages())}"
+                account = ledger.open_account(name, budget=SLICE, units=[(UNIT, UNITS)])
+            unit = account.reserved
+            try:
+                while True:
+                    unit += 1
+                    account.reserve(unit)
+                    os.write(released, account.name.encode() + b"\n")  # the release, after the charge
+                    step += 1
+                    if step % 10 == 0:
+                        account.settle(unit)
+                        state = {"weight": torch.full((100,), float(step))}
+                        facts = {"step": step, "account": account.to_dict()}
+                        checkpoints.save(folder / "checkpoint", checkpoints.Checkpoint(state, facts, account.head()))
+            except BudgetExhausted:
+                account.close()
+
+
+def child(folder: Path) -> None:
+    code = 1
+    try:
+        train(folder)
+    except BudgetExhausted:  # a new account was refused: the cap
+        code = CAP_REACHED
+    except BaseException as error:
+        print(f"the run failed: {type(error).__name__}: {error}", file=sys.stderr)
+    finally:
+        os._exit(code)
+
+
+def check(folder: Path) -> int:
+    """Hold the books against the release file; returns the number of units released."""
+    released = Counter((folder / "released").read_text().split()) if (folder / "released").exists() else Counter()
+    last = checkpoints.load(folder / "checkpoint") if checkpoints.exists(folder / "checkpoint") else None
+    if not (folder / "data.hush").exists():
+        assert not released and last is None, "something was released without a ledger"
+        return 0
+    with Ledger(folder / "data.hush", seen=last.seen if last else None) as ledger:
+        pages = {page.name: page for page in ledger.pages()}
+        assert released.keys() <= pages.keys(), "an account that released something is not on record"
+        for name, units in released.items():
+            assert units <= pages[name].spent, f"{name} released {units} units, the ledger states {pages[name].spent}"
+        assert len(pages) <= ACCOUNTS, "the cap was passed"
+    if last is not None:
+        step = last.facts["step"]
+        assert torch.equal(last.state["weight"], torch.full((100,), float(step))), "a mixed checkpoint"
+        assert step <= released.total(), "a checkpoint of steps that were not made"
+    return released.total()
+
+
+def kill_often(kills: int, *, seed: int, folder: Path, longest: float = 0.08) -> dict[str, int]:
+    """Start and kill until `kills` processes died by SIGKILL; a used-up ledger is followed by a fresh one."""
+    chance = random.Random(seed)
+    counts = {"kills": 0, "ledgers": 0, "released": 0}
+    while counts["kills"] < kills:
+        ground = folder / str(counts["ledgers"])
+        ground.mkdir()
+        counts["ledgers"] += 1
+        while True:
+            process = os.fork()
+            if process == 0:
+                child(ground)
+            time.sleep(chance.uniform(0, longest))
+            os.kill(process, signal.SIGKILL)
+            _, status = os.waitpid(process, 0)
+            total = check(ground)
+            if os.WIFEXITED(status):
+                assert os.WEXITSTATUS(status) == CAP_REACHED, "a run ended with an error"
+                break
+            counts["kills"] += 1
+            if counts["kills"] == kills:
+                break
+        counts["released"] += total
+    return counts
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--kills", type=int, default=200)
+    parser.add_argument("--seed", type=int, default=0)
+    options = parser.parse_args()
+    torch.set_num_threads(1)
+    with tempfile.TemporaryDirectory() as folder:
+        counts = kill_often(options.kills, seed=options.seed, folder=Path(folder))
+    print(" ".join(f"{name}={count}" for name, count in counts.items()))
+
+
+if __name__ == "__main__":
+    main()
