@@ -2,6 +2,7 @@
 
 import math
 from dataclasses import dataclass
+from decimal import ROUND_CEILING, ROUND_FLOOR, Context
 
 
 @dataclass(frozen=True)
@@ -20,7 +21,7 @@ class Bounds:
             raise ValueError(f"expected 0 <= lower <= upper, got lower={self.lower}, upper={self.upper}")
 
     def __str__(self) -> str:
-        return f"{self.upper:.4g} (at least {self.lower:.4g})"
+        return f"{rounded_up(self.upper)} (at least {_rounded(self.lower, ROUND_FLOOR)})"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -39,3 +40,16 @@ class Budget:
             raise ValueError(f"epsilon must be a positive number, got {self.epsilon}")
         if not 0 < self.delta < 1:
             raise ValueError(f"delta must lie in (0, 1), got {self.delta}")
+
+
+def rounded_up(value: float) -> str:
+    """Four digits of a cost, never below it: what is printed is a bound as well.
+
+    >>> rounded_up(1.03001)
+    '1.031'
+    """
+    return _rounded(value, ROUND_CEILING)
+
+
+def _rounded(value: float, rounding: str) -> str:
+    return f"{float(Context(prec=4, rounding=rounding).create_decimal(value)):.4g}"
