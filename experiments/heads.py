@@ -124,7 +124,7 @@ class HeadProgram:
         x, y = features.train_x[view, indices[0][:, None]], features.train_y[indices[0]]
         sums = clipped_sums(x, y, self.weights, head.clip, real[0].to(x.dtype))
         rate = self.schedule.index_select(0, self.clock)
-        keep = torch.clamp((1 + self.clock) / (10 + self.clock), max=head.averaging)
+        keep = torch.clamp((2 + self.clock) / (11 + self.clock), max=head.averaging)
         for weight, velocity, mean, total in zip(self.weights, self.velocity, self.mean, sums, strict=True):
             noise = torch.randn(total.shape, generator=self.generator, device=device, dtype=total.dtype)
             velocity.mul_(head.momentum).add_((total + head.noise * head.clip * noise) / head.lot_size)

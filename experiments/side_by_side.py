@@ -173,7 +173,7 @@ class Program:
         sums = clipped_sums(x, y, self.weights, self.clip, self.flat, real.to(x.dtype))
         rate = self.schedule.index_select(0, self.clock)[0][:, None, None]
         alive = (rate > 0).to(rate.dtype)
-        fresh = 1 - torch.minimum(self.averaging, (1 + self.clock) / (10 + self.clock))
+        fresh = 1 - torch.minimum(self.averaging, (2 + self.clock) / (11 + self.clock))
         fresh = torch.where(self.averaging > 0, fresh, 1.0) * alive
         for weight, velocity, mean, total in zip(self.weights, self.velocity, self.mean, sums, strict=True):
             noise = torch.randn(total.shape, generator=self.generator, device=total.device, dtype=total.dtype)

@@ -84,7 +84,7 @@ def test_a_step_is_algorithm_1() -> None:
                 release = (total + run.noise * run.clip * noise[i][k].double()) / 40
                 velocity[k][i] = run.momentum * velocity[k][i] + release
                 weights[k][i] = weights[k][i] - rate * velocity[k][i]
-                keep = min(run.averaging, (1 + t) / (10 + t))
+                keep = min(run.averaging, (2 + t) / (11 + t))
                 mean[k][i] = keep * mean[k][i] + (1 - keep) * weights[k][i] if run.averaging else weights[k][i]
         program.step()
     for k in range(2):
