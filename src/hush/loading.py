@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 from torch.utils.data import DataLoader, IterableDataset, Sampler, TensorDataset
 
-from hush.lots import Lot
+from hush.lots import Handed, Lot
 
 Collate = Callable[[list[Any]], Any]
 
@@ -47,7 +47,7 @@ class Loader:
         self._arrays = _arrays(data)
         if self._arrays is not None and (collate is not None or workers):
             raise ValueError("arrays are read by indexing; collate and workers are for datasets of single examples")
-        self.examples = len(data) if self._arrays is None else len(_leaves(self._arrays)[0])
+        self.examples = len(data) if self._arrays is None else len(leaves_of(self._arrays)[0])
         self._order = _GivenBatches()
         self._reader: DataLoader[Any] | None = None
         if self._arrays is None:
@@ -62,18 +62,17 @@ class Loader:
     def batches(self, lot: Lot, size: int) -> Iterator[Any]:
         """The lot's examples, at most `size` at a time; an empty lot has no batches."""
         indices = lot.split(size)
-        return lot.hand_out(((len(i), batch) for i, batch in zip(indices, self._read(indices), strict=True)))
+        return lot.hand_out(zip((Handed(len(index)) for index in indices), self._read(indices), strict=True))
 
     def padded(self, lot: Lot, size: int) -> Iterator[LoadedBatch]:
         """The lot's examples in batches of exactly `size` rows with a mask, for code that wants fixed shapes."""
         indices = lot.split(size)
-        return lot.hand_out(
-            (size, _pad(batch, len(i), size)) for i, batch in zip(indices, self._read(indices), strict=True)
-        )
+        full = (_pad(batch, len(index), size) for index, batch in zip(indices, self._read(indices), strict=True))
+        return lot.hand_out((Handed(size, batch.mask), batch) for batch in full)
 
     def _read(self, indices: Sequence[Tensor]) -> Iterator[Any]:
         if self._reader is None:
-            return (_map(partial(_rows, index), self._arrays) for index in indices)
+            return (map_leaves(partial(_rows, index), self._arrays) for index in indices)
         self._order.batches = [index.tolist() for index in indices]
         return iter(self._reader) if indices else iter(())
 
@@ -142,26 +141,28 @@ def _rows(index: Tensor, array: Any) -> Tensor:
 
 def _pad(batch: Any, rows: int, size: int) -> LoadedBatch:
     """Fill up by repeating the first row: a real row is valid input wherever zeros might not be."""
-    for leaf in _leaves(batch):
+    for leaf in leaves_of(batch):
         if not isinstance(leaf, Tensor) or leaf.ndim == 0 or len(leaf) != rows:
             came = f"shape {tuple(leaf.shape)}" if isinstance(leaf, Tensor) else type(leaf).__name__
             raise TypeError(f"padding needs batches of tensors with {rows} rows each, got {came}; use batches(...)")
     if rows < size:
         order = torch.zeros(size, dtype=torch.int64)
         order[:rows] = torch.arange(rows)
-        batch = _map(lambda leaf: leaf[order.to(leaf.device)], batch)
+        batch = map_leaves(lambda leaf: leaf[order.to(leaf.device)], batch)
     return LoadedBatch(batch, torch.arange(size) < rows)
 
 
-def _map(function: Callable[[Any], Any], data: Any) -> Any:
+def map_leaves(function: Callable[[Any], Any], data: Any) -> Any:
+    """The same structure of dicts and tuples with the function applied to what they hold; lists become tuples."""
     if isinstance(data, Mapping):
-        return {key: _map(function, value) for key, value in data.items()}
+        return {key: map_leaves(function, value) for key, value in data.items()}
     if isinstance(data, tuple | list):
-        return tuple(_map(function, value) for value in data)
+        return tuple(map_leaves(function, value) for value in data)
     return function(data)
 
 
-def _leaves(data: Any) -> list[Any]:
+def leaves_of(data: Any) -> list[Any]:
+    """What nested dicts, tuples and lists hold, in order."""
     found: list[Any] = []
-    _map(found.append, data)
+    map_leaves(found.append, data)
     return found

@@ -209,6 +209,13 @@ class PaddedBatch(NamedTuple):
     mask: torch.Tensor
 
 
+class Handed(NamedTuple):
+    """A batch in the user's hands: how many rows it has, and which of them count (None: all)."""
+
+    rows: int
+    mask: torch.Tensor | None = None
+
+
 class Lot:
     """The examples of one step. Its indices and its size are private: they must not be shown or decided upon.
 
@@ -219,7 +226,8 @@ class Lot:
     def __init__(self, step: int, indices: Indices) -> None:
         self.step = step
         self.indices = indices
-        self.rows_out = 0  # rows of the batch that is in the user's hands and was not given to backward yet
+        self.in_hand: Handed | None = None
+        """The batch that was handed out last, until it is given to backward."""
         self._handed_out = False
 
     @overload
@@ -233,16 +241,17 @@ class Lot:
         expected spills into one more batch; nothing is ever cut off.
         """
         if pad:
-            return self.hand_out((size, padded(index, size)) for index in self.split(size))
-        return self.hand_out((len(index), index) for index in self.split(size))
+            full = [padded(index, size) for index in self.split(size)]
+            return self.hand_out((Handed(size, batch.mask), batch) for batch in full)
+        return self.hand_out((Handed(len(index)), index) for index in self.split(size))
 
     def split(self, size: int) -> list[torch.Tensor]:
         if isinstance(size, bool) or not isinstance(size, int) or size < 1:
             raise ValueError(f"a physical batch holds a whole number of examples >= 1, got {size!r}")
         return list(torch.split(torch.from_numpy(self.indices), size)) if len(self.indices) else []
 
-    def hand_out(self, batches: Iterator[tuple[int, T]]) -> Iterator[T]:
-        """Yield batches given as (rows, batch), noting what the user holds, once in the life of the lot."""
+    def hand_out(self, batches: Iterator[tuple[Handed, T]]) -> Iterator[T]:
+        """Yield batches given as (what they are, batch), noting which one is in hand, once in the life of the lot."""
         if self._handed_out:
             raise RuntimeError(
                 f"the batches of lot {self.step} were already handed out; an example may be used once in a step. "
@@ -251,15 +260,15 @@ class Lot:
         self._handed_out = True
         return self._noting(batches)
 
-    def _noting(self, batches: Iterator[tuple[int, T]]) -> Iterator[T]:
-        for rows, batch in batches:
-            self.rows_out = rows
+    def _noting(self, batches: Iterator[tuple[Handed, T]]) -> Iterator[T]:
+        for handed, batch in batches:
+            self.in_hand = handed
             yield batch
-        self.rows_out = 0
+        self.in_hand = None
 
     def restart(self) -> None:
         """Let the batches be handed out again; only right when nothing of them is kept (see Private.restart)."""
-        self._handed_out, self.rows_out = False, 0
+        self._handed_out, self.in_hand = False, None
 
 
 def padded(index: torch.Tensor, size: int) -> PaddedBatch:
