@@ -3,6 +3,7 @@
 import math
 import os
 import threading
+import time
 
 import numpy as np
 import pytest
@@ -151,6 +152,21 @@ def test_numbers_prepared_for_another_step_or_size_are_dropped() -> None:
     assert np.array_equal(plain.draw(0, 50_000), kept)
     ahead.close()
     assert np.array_equal(ahead.draw(4, 100), Normals(Key.from_seed(1)).draw(4, 100))
+
+
+def test_a_dropped_preparation_does_not_write_into_a_later_draw(monkeypatch: pytest.MonkeyPatch) -> None:
+    def slowly(out: normals.Floats, subkey: bytes, nonce: int) -> None:
+        time.sleep(0.05 if nonce == 1 else 0.0)
+        fill_normals(out, subkey, nonce)
+
+    monkeypatch.setattr(normals, "fill_normals", slowly)
+    source = Normals(Key.from_seed(1))
+    source.draw(0, 1000)
+    source.prepare(1, 1000)
+    mine = source.draw(2, 1000)
+    time.sleep(0.1)
+    assert np.array_equal(mine, Normals(Key.from_seed(1)).draw(2, 1000))
+    source.close()
 
 
 def test_closing_ends_the_thread() -> None:

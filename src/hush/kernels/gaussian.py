@@ -1,0 +1,169 @@
+"""The release of a bounded sum on a GPU in one launch: out = (total + deviation * normal numbers) * scale.
+
+The numbers are those of `hush.normals`, place by place: the keystream equal bit for bit, the normals to 1e-6. All that
+changes between steps lies in one int64 table in device memory, so that a captured graph can be replayed step by step:
+
+    step | 8 key words | S + 1 borders of the S tensors in the draw | S addresses of totals | S of outs | S deviations
+"""
+
+import contextlib
+import functools
+from collections.abc import Sequence
+
+import numpy as np
+import numpy.typing as npt
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from hush.kernels.chacha20 import LANES, chacha20_words, state_words
+from hush.normals import RUN, half_of
+
+_RUN = tl.constexpr(RUN)
+_TYPES = {torch.float32: tl.float32, torch.float64: tl.float64, torch.bfloat16: tl.bfloat16, torch.float16: tl.float16}
+
+
+@triton.jit
+def _radius(words, key_at, step, block):  # type: ignore[no-untyped-def]
+    word = words.to(tl.int32, bitcast=True)
+    coarse = (word >= -4096) & (word < 4096)
+    fraction = word.to(tl.float32) * 4.656612873077393e-10  # 2^-31
+    radius = tl.sqrt_rn(-tl.log(tl.where(coarse, 1.0, fraction * fraction)))
+    if tl.max(coarse.to(tl.int32), axis=0) > 0:
+        # One pair in 2^19 needs further bits for its tail: the second keystream, which starts at block 2^63.
+        further = chacha20_words(key_at, step, block ^ (-9223372036854775807 - 1))
+        cell = tl.where(word < 0, -1 - word, word)
+        finer = (cell.to(tl.float32) + (further.to(tl.float32) + 0.5) * 2.3283064365386963e-10) * 4.656612873077393e-10
+        radius = tl.where(coarse, tl.sqrt_rn(-2.0 * tl.log(finer)), radius)
+    return radius
+
+
+@triton.jit
+def _write(  # type: ignore[no-untyped-def]
+    numbers, first, end, segment, borders, tensors, scale, Total: tl.constexpr, Out: tl.constexpr
+):
+    """Release the elements first, first + 1, ... below `end`, which may lie in several tensors."""
+    place = first + tl.arange(0, numbers.shape[0])
+    addresses = borders + tensors + 1
+    start = tl.load(borders + segment)
+    while start < end:
+        after = tl.load(borders + segment + 1)
+        inside = (place >= start) & (place < tl.minimum(after, end))
+        total = tl.load(addresses + segment).to(tl.pointer_type(Total))
+        out = tl.load(addresses + tensors + segment).to(tl.pointer_type(Out))
+        deviation = tl.load(addresses + 2 * tensors + segment).to(tl.float64, bitcast=True).to(tl.float32)
+        value = tl.load(total + (place - start), mask=inside, other=0.0)
+        value = (value + deviation * numbers) * scale
+        tl.store(out + (place - start), value.to(Out), mask=inside)
+        segment += 1
+        start = after
+
+
+@triton.jit
+def _release(  # type: ignore[no-untyped-def]
+    table, first_segments, count, tensors, scale, Total: tl.constexpr, Out: tl.constexpr, lanes: tl.constexpr
+):
+    program = tl.program_id(0)
+    programs_a_run: tl.constexpr = _RUN // (32 * lanes)
+    run = (program // programs_a_run).to(tl.int64) * _RUN
+    half = (tl.minimum(count - run, _RUN) + 31) // 32 * 16
+    offset = (program % programs_a_run) * lanes
+    step = tl.load(table)
+    block = run // 16 + offset + tl.arange(0, lanes)
+    radius = _radius(chacha20_words(table + 1, step, block), table + 1, step, block)
+    turned = chacha20_words(table + 1, step, block + half // 16)
+    angle = turned.to(tl.int32, bitcast=True).to(tl.float32) * 1.4629180792671596e-09  # pi 2^-31
+    first = run + offset * 16
+    first_end = tl.minimum(tl.minimum(run + half, first + lanes * 16), count)
+    second_end = tl.minimum(first + half + lanes * 16, tl.minimum(run + 2 * half, count))
+    one = tl.load(first_segments + 2 * program)
+    two = tl.load(first_segments + 2 * program + 1)
+    _write(radius * tl.cos(angle), first, first_end, one, table + 9, tensors, scale, Total, Out)
+    _write(radius * tl.sin(angle), first + half, second_end, two, table + 9, tensors, scale, Total, Out)
+
+
+class Release:
+    """A release into fixed tensors, ready to be launched again and again, eagerly or inside a captured CUDA graph.
+
+    Guarantee: the numbers of launch k are those of step k; `next_step` moves on in device memory, without the host.
+    A step must not be launched twice for different sums. Tensors are contiguous, on one device, totals of one dtype
+    and outs of one dtype.
+    """
+
+    def __init__(
+        self, parts: Sequence[tuple[Tensor, float, Tensor]], *, scale: float, subkey: bytes, step: int
+    ) -> None:
+        if not fits(parts):
+            raise ValueError(
+                "expected contiguous floating point tensors on one device, one dtype for totals and one for outs"
+            )
+        totals, deviations, outs = zip(*parts, strict=True)
+        sizes = tuple(total.numel() for total in totals)
+        self._keep = (totals, outs)  # the table holds their addresses
+        self._count = sum(sizes)
+        self._scale = scale
+        self._types = _TYPES[totals[0].dtype], _TYPES[outs[0].dtype]
+        self._programs, self._first_segments = _first_segments(sizes, totals[0].device)
+        table = np.empty(9 + 4 * len(parts) + 1, np.int64)
+        table[:9] = state_words(subkey, step)
+        addresses = np.array([tensor.data_ptr() for tensor in (*totals, *outs)], np.int64)
+        table[9:] = np.concatenate([np.cumsum((0, *sizes)), addresses, np.array(deviations, np.float64).view(np.int64)])
+        self._table = _to_device(table, totals[0].device)
+
+    def launch(self) -> None:
+        """Write the release of the present step."""
+        if self._programs == 0:
+            return
+        device = self._table.device
+        with torch.cuda.device(device) if device.type == "cuda" else contextlib.nullcontext():
+            _release[(self._programs,)](
+                self._table, self._first_segments, self._count, len(self._keep[0]), self._scale,
+                Total=self._types[0], Out=self._types[1], lanes=LANES,
+            )  # fmt: skip
+
+    def next_step(self) -> None:
+        """Move on to the next step's numbers; may be captured together with `launch`."""
+        self._table[:1].add_(1)
+
+
+def fits(parts: Sequence[tuple[Tensor, float, Tensor]]) -> bool:
+    """Whether one launch can serve these parts."""
+    totals, outs = [part[0] for part in parts], [part[2] for part in parts]
+    kinds = {t.dtype for t in totals}, {t.dtype for t in outs}, {t.device for t in totals + outs}
+    return all(len(kind) == 1 for kind in kinds) and all(t.is_contiguous() and t.dtype in _TYPES for t in totals + outs)
+
+
+def release(parts: Sequence[tuple[Tensor, float, Tensor]], *, scale: float, subkey: bytes, step: int) -> None:
+    """Release once; tensors that one launch cannot serve go through contiguous copies."""
+    if fits(parts):
+        Release(parts, scale=scale, subkey=subkey, step=step).launch()
+        return
+    wide = torch.float64 if any(part[0].dtype == torch.float64 for part in parts) else torch.float32
+    copies = []
+    for total, deviation, _ in parts:
+        copy = total.to(wide, memory_format=torch.contiguous_format)
+        copies.append((copy, deviation, torch.empty_like(copy)))
+    Release(copies, scale=scale, subkey=subkey, step=step).launch()
+    for (_, _, out), (_, _, released) in zip(parts, copies, strict=True):
+        out.copy_(released)
+
+
+@functools.lru_cache(maxsize=16)
+def _first_segments(sizes: tuple[int, ...], device: torch.device) -> tuple[int, Tensor]:
+    """How many programs a draw of these sizes needs, and the first tensor that each program's two halves touch."""
+    count = sum(sizes)
+    ends = np.cumsum(sizes)
+    firsts = []
+    for run in range(0, count, RUN):
+        half = half_of(min(RUN, count - run))
+        firsts += [(run + at, run + at + half) for at in range(0, half, 16 * LANES)]
+    table = np.searchsorted(ends, np.array(firsts, np.int64).ravel(), side="right").clip(max=max(len(sizes) - 1, 0))
+    return len(firsts), _to_device(table, device)
+
+
+def _to_device(numbers: npt.NDArray[np.int64], device: torch.device) -> Tensor:
+    host = torch.from_numpy(np.ascontiguousarray(numbers, np.int64))
+    if device.type != "cuda":
+        return host
+    return host.pin_memory().to(device, non_blocking=True)  # pinned: the copy does not wait for the GPU
