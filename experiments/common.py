@@ -108,7 +108,7 @@ def summary(values: list[float]) -> dict[str, Any]:
 def pixels(name: str, options: Options) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """Images as rows of numbers in [0, 1] and labels, on the device; a few hundred of them for --quick."""
     images = data.load(name)
-    train, test = (600, 200) if options.quick else (None, None)
+    train, test = (300, 100) if options.quick else (None, None)
     parts = (images.train_x[:train], images.train_y[:train], images.test_x[:test], images.test_y[:test])
     train_x, train_y, test_x, test_y = (part.to(options.device) for part in parts)
     return train_x.flatten(1) / 255.0, train_y, test_x.flatten(1) / 255.0, test_y

@@ -13,7 +13,7 @@ from side_by_side import FLAT, PER_LAYER, Run, train
 
 LEVELS = {"large": (8.0, 16.0, 0.5), "medium": (4.0, 7.0, 2.0), "small": (2.0, 4.0, 8.0)}  # sigma, PCA's sigma, epsilon
 PRINTED = {"large": 0.90, "medium": 0.95, "small": 0.97}
-LONGEST = 600  # epochs; some budgets of figure 3 would allow more
+LONGEST = 1000  # epochs; some budgets of figure 3 would allow more
 LOT = 600
 
 
@@ -41,7 +41,7 @@ def measure(options: Options) -> dict[str, Any]:
         for level, clipping, r in names
     ]  # fmt: skip
     stops = {} if options.quick else planned_stops()
-    marks = sorted({e * per_epoch for e in [*range(1, 50), *range(50, longest + 1, 5)]} | set(stops.values()))
+    marks = sorted({e * per_epoch for e in [*range(1, 50), *range(50, longest + 1, 10)]} | set(stops.values()))
     readings = train(runs, data, seed=options.seed, marks=marks, train_accuracy=True, truncated=True)
     histories = []
     for k, (level, clipping, r) in enumerate(names):

@@ -73,11 +73,12 @@ def measure(options: Options) -> dict[str, Any]:
     images = pixels("mnist", options)
     chosen = points()
     if options.quick:
-        chosen = [replace(p, lot_size=min(p.lot_size, 300), hidden=min(p.hidden, 50)) for p in chosen[::4]]
+        chosen = [replace(p, lot_size=min(p.lot_size, 100), hidden=min(p.hidden, 50)) for p in chosen[::9]]
     lengths = [{c: 3 + (c == VALID) for c in COUNTINGS} if options.quick else p.lengths() for p in chosen]
-    shapes: dict[tuple[int, int, int], list[int]] = {}
-    for i, p in enumerate(chosen):
-        shapes.setdefault((p.dimensions, p.hidden, p.lot_size), []).append(i)
+    shapes: dict[tuple[int, ...], list[int]] = {}
+    for i, p in enumerate(chosen):  # of the same shape and about the same length
+        length = max(lengths[i].values()).bit_length()
+        shapes.setdefault((p.dimensions, p.hidden, p.lot_size, length), []).append(i)
     rows = []
     for number, members in enumerate(shapes.values()):
         group = [chosen[i] for i in members]

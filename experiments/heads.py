@@ -50,12 +50,12 @@ def layer_shapes(channels: int, side: int, classes: int, widths: tuple[int, ...]
 
 
 def forward(x: Tensor, weights: list[Tensor]) -> tuple[list[Tensor], list[Tensor]]:
-    """x [B, C, S, S] -> inputs [B, T, rows] and outputs [B, T, columns] of every layer, the last of them logits."""
+    """x [B, C, S, S] -> inputs [B, T, rows - 1] and outputs [B, T, columns] of every layer, the last of them logits."""
     inputs: list[Tensor] = []
     outputs: list[Tensor] = []
 
     def affine(a: Tensor, weight: Tensor) -> Tensor:
-        inputs.append(F.pad(a, (0, 1), value=1.0))
+        inputs.append(a.detach())
         out = a @ weight[:-1] + weight[-1]
         outputs.append(out.requires_grad_() if torch.is_grad_enabled() and not out.requires_grad else out)
         return outputs[-1]
@@ -75,16 +75,43 @@ def clipped_sums(x: Tensor, y: Tensor, weights: list[Tensor], clip: float, prese
     examples, views = x.shape[:2]
     with torch.enable_grad():
         inputs, outputs = forward(x.flatten(0, 1), weights)
-        losses = F.cross_entropy(outputs[-1][:, 0], y.repeat_interleave(views), reduction="sum") / views
+        labels = y[:, None].expand(-1, views).flatten()
+        losses = F.cross_entropy(outputs[-1][:, 0], labels, reduction="sum") / views
         gradients = torch.autograd.grad(losses, outputs)
-    placed = [
-        (a.unflatten(0, (examples, views)).flatten(1, 2), g.unflatten(0, (examples, views)).flatten(1, 2))
+    layers = [
+        Layer(a.unflatten(0, (examples, views)).flatten(1, 2), g.unflatten(0, (examples, views)).flatten(1, 2))
         for a, g in zip(inputs, gradients, strict=True)
     ]
-    squares = sum((torch.bmm(a, a.mT) * torch.bmm(g, g.mT)).sum((1, 2)) for a, g in placed)
-    assert isinstance(squares, Tensor)
-    factor = (clip / squares.clamp(min=0).sqrt()).clamp(max=1.0) * present
-    return [a.flatten(0, 1).T @ (g * factor[:, None, None]).flatten(0, 1) for a, g in placed]
+    squares = torch.stack([layer.squares for layer in layers]).sum(0)
+    factor = (clip / squares.sqrt()).clamp(max=1.0) * present
+    return [layer.weighted(factor) for layer in layers]
+
+
+class Layer:
+    """Per-example gradients of an affine map from its inputs [B, T, d] and output gradients [B, T, c].
+
+    The norm comes from products over pairs of places, or from the gradients themselves where that is less work; those
+    are then kept for the sum.
+    """
+
+    def __init__(self, a: Tensor, g: Tensor) -> None:
+        self.a, self.g = a, g
+        places, columns = g.shape[1:]
+        self.bias = g.sum(1)
+        self.each = torch.bmm(a.mT, g) if columns < places else None
+        if self.each is not None:
+            self.squares = self.each.square().sum((1, 2)) + self.bias.square().sum(1)
+        else:
+            pairs = (torch.bmm(a, a.mT) + 1) * torch.bmm(g, g.mT)
+            self.squares = pairs.sum((1, 2)).clamp(min=0)
+
+    def weighted(self, factor: Tensor) -> Tensor:
+        """The sum over examples, each times its factor: the matrix, then the row of the biases."""
+        if self.each is not None:
+            matrix = (factor @ self.each.flatten(1)).unflatten(0, self.each.shape[1:])
+        else:
+            matrix = self.a.flatten(0, 1).T @ (self.g * factor[:, None, None]).flatten(0, 1)
+        return torch.cat([matrix, (factor @ self.bias)[None]])
 
 
 class HeadProgram:

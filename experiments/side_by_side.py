@@ -78,7 +78,8 @@ def clipped_sums(
     before = torch.bmm(x, weights[0]) if len(weights) == 2 else None
     hidden = x if before is None else before.relu()
     out = torch.softmax(torch.bmm(hidden, last), dim=2)
-    out = (out - torch.nn.functional.one_hot(y, last.shape[2]).to(out.dtype)) * present[:, :, None]
+    labels = torch.arange(last.shape[2], device=y.device)
+    out = (out - (y[:, :, None] == labels).to(out.dtype)) * present[:, :, None]
     norm_out = hidden.square().sum(2) * out.square().sum(2)
     bound = clip[:, None]
     if before is None:
@@ -270,9 +271,9 @@ def captured(program: "Steps") -> Callable[[], None]:
         for _ in range(3):
             program.step()
     torch.cuda.current_stream().wait_stream(side)
+    program.reset()
     graph = torch.cuda.CUDAGraph()
     graph.register_generator_state(program.generator)
-    program.reset()
     with torch.cuda.graph(graph):
         program.step()
     program.reset()
