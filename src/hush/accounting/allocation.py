@@ -76,17 +76,16 @@ def _without_record(steps: int, base_log_moments: tuple[float, ...], mechanism: 
     """Upper bounds on ln E_Q[r^(1-n)], the other direction, for n = 0..HIGHEST_ORDER.
 
     r^-s = 1/Gamma(s) int_0^inf y^(s-1) e^(-y r) dy, and E_Q[e^(-y r)] = M(y/t)^t with the one-lot transform
-    M(v) = E_Q[e^(-v r_1)]: one outer trapezoid rule in ln y. Where its right end is not yet negligible, the bound of an
+    M(v) = E_Q[e^(-v r_1)]: one outer trapezoid rule in ln y. Where its ends are not yet negligible, the bound of an
     epoch without amplification stands in (joint convexity).
     """
-    ratios = losses.of_mechanism(mechanism, -1.0)
     bounds = np.array(base_log_moments)
-    if ratios is None:
+    nodes = _one_lot_nodes(mechanism)
+    if nodes is None:
         return bounds
     step = 1 / 32
     log_y = np.arange(-45.0, 60.0, step)
-    left_out = 4e-33 if isinstance(mechanism, Gaussian) else 0.0  # mass of Q beyond the nodes counts as ratio 0
-    log_power = np.array([steps * _log_transform(ratios, v - math.log(steps), left_out) for v in log_y])
+    log_power = np.array([steps * _log_transform(*nodes, v - math.log(steps)) for v in log_y])
     for n in range(2, HIGHEST_ORDER + 1):
         terms = (n - 1) * log_y + log_power
         peak = terms.max()
@@ -98,13 +97,26 @@ def _without_record(steps: int, base_log_moments: tuple[float, ...], mechanism: 
     return bounds
 
 
-def _log_transform(ratios: losses.Ratios, log_v: float, left_out: float) -> float:
-    """ln M(v) with its full precision near M = 1, rounded up by the mass the nodes leave out."""
-    with np.errstate(under="ignore", over="ignore"):
-        weight = np.exp(ratios.log_weight)
-        decay = -np.exp(np.minimum(log_v + ratios.log, 700.0))
-        missing = -float((weight * np.expm1(decay)).sum())
+def _one_lot_nodes(mechanism: Gaussian | Laplace | PureDP) -> tuple[Array, Array] | None:
+    """(weights of Q, ln r_1) for M(v): fine and far enough that M keeps its relative precision down to 1e-280."""
+    if isinstance(mechanism, Gaussian):
+        noise = mechanism.noise_multiplier
+        step = min(noise / 8, noise * noise / 16)
+        if 72 * noise / step > 20_000:
+            return None
+        z = np.arange(-36 * noise, 36 * noise, step)
+        with np.errstate(under="ignore"):
+            weights = np.exp(-0.5 * (z / noise) ** 2) * (step / (noise * math.sqrt(2 * math.pi)))
+        return weights, (2 * z - 1) / (2 * noise * noise)
+    ratios = losses.of_mechanism(mechanism, -30.0)
+    return None if ratios is None else (np.exp(ratios.log_weight), ratios.log)
+
+
+def _log_transform(weights: Array, log_ratio: Array, log_v: float) -> float:
+    """ln M(v) with its full precision near M = 1; the mass of Q beyond the nodes counts as ratio 0."""
+    with np.errstate(under="ignore"):
+        decay = -np.exp(np.minimum(log_v + log_ratio, 700.0))
+        missing = -float((weights * np.expm1(decay)).sum())
         if missing < 0.5:
-            return math.log1p(-missing + left_out)
-        rest = float((weight * np.exp(decay)).sum()) + left_out
-    return math.log(rest) if rest > 0 else -math.inf
+            return math.log1p(-missing)
+        return math.log(float((weights * np.exp(decay)).sum()) + 1e-282)

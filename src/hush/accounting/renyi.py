@@ -11,7 +11,7 @@ from functools import lru_cache
 
 import numpy as np
 from scipy.optimize import minimize_scalar
-from scipy.stats import binom
+from scipy.special import gammaln
 
 from hush.accounting import allocation, losses
 from hush.accounting.bounds import Bounds
@@ -122,7 +122,10 @@ def _of_simple(event: Mechanism | PoissonSampled, order: float) -> float:
 @lru_cache(maxsize=4096)
 def _of_group(size: int, rate: float, noise: float, order: float) -> float:
     """Binomially many records of the group in the lot (Ganesh 2024): quadrature of both directions."""
-    probabilities = binom.pmf(np.arange(size + 1), size, rate)
+    touched = np.arange(size + 1)
+    log_choices = gammaln(size + 1) - gammaln(touched + 1) - gammaln(size - touched + 1)
+    probabilities = np.exp(log_choices + touched * math.log(rate) + (size - touched) * math.log1p(-rate))
+    probabilities /= probabilities.sum()
     both = [(losses.gaussian_mixture(probabilities, noise, power), power) for power in (order, 1 - order)]
     return max(math.inf if r is None else _log1p_exp(r.log_moment_excess(power)) for r, power in both)
 

@@ -3,6 +3,8 @@
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
+from hush.accounting.bounds import rounded_up
+
 # Look and words for each accountant; from the loosest line to the tightest.
 STYLES = {
     "strong": ("strong composition, valid form", "#b2182b", "-"),
@@ -20,9 +22,8 @@ def draw(path: Path, *, epochs: Sequence[int], curves: Mapping[str, Sequence[flo
     figure = Figure(figsize=(7.5, 5.0), layout="constrained")
     axes = figure.add_subplot()
     for name, (words, colour, line) in STYLES.items():
-        axes.plot(
-            epochs, curves[name], color=colour, linestyle=line, linewidth=1.8, label=f"{words}: {curves[name][-1]:.2f}"
-        )
+        label = f"{words}: {rounded_up(curves[name][-1])}"
+        axes.plot(epochs, curves[name], color=colour, linestyle=line, linewidth=1.8, label=label)
     axes.set(xlabel="epoch", ylabel="epsilon", yscale="log", xlim=(0, epochs[-1]), title=title)
     axes.grid(True, which="both", alpha=0.25)
     axes.legend(loc="best", fontsize="small", title=f"epsilon after {epochs[-1]} epochs", title_fontsize="small")

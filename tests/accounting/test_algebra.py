@@ -1,0 +1,60 @@
+"""Composition is an algebra, and accountants see only its value: order, grouping and splitting do not matter."""
+
+import math
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from hush.accounting import (
+    NOTHING,
+    Allocated,
+    Event,
+    Gaussian,
+    Laplace,
+    PoissonSampled,
+    PureDP,
+    Shuffled,
+    moments,
+    renyi,
+)
+
+noises = st.sampled_from([0.8, 1.5, 4.0, 20.0])
+mechanisms = st.one_of(noises.map(Gaussian), noises.map(Laplace), st.sampled_from([0.01, 0.3]).map(PureDP))
+events = st.one_of(
+    mechanisms,
+    st.builds(PoissonSampled, st.sampled_from([0.0, 1e-4, 0.1, 1.0]), mechanisms),
+    st.builds(Shuffled, st.sampled_from([1, 10]), mechanisms),
+    st.builds(Allocated, st.sampled_from([1, 8]), noises.map(Gaussian)),
+)
+counts = st.integers(0, 5000)
+
+
+@given(events, events, events, counts, counts)
+def test_composition_is_commutative_associative_and_splits(a: Event, b: Event, c: Event, m: int, n: int) -> None:
+    assert a + b == b + a
+    assert (a + b) + c == a + (b + c)
+    assert a * (m + n) == a * m + a * n
+    assert (a + b) * n == a * n + b * n
+    assert (a * m) * n == a * (m * n)
+    assert a * n + NOTHING == a * n
+    assert hash(a + b) == hash(b + a)
+
+
+@settings(max_examples=25, deadline=None)
+@given(events, events, st.integers(1, 50), st.integers(1, 50))
+@pytest.mark.parametrize("accountant", [renyi, moments], ids=lambda m: m.__name__)
+def test_accountants_follow_the_algebra(accountant, a: Event, b: Event, m: int, n: int) -> None:  # type: ignore[no-untyped-def]
+    whole = accountant.epsilon(a * (m + n) + b, delta=1e-6).upper
+    split = accountant.epsilon(b + a * n + a * m, delta=1e-6).upper
+    assert whole == split
+    assert accountant.epsilon(a * m + NOTHING, delta=1e-6) == accountant.epsilon(a * m, delta=1e-6)
+    part = accountant.epsilon(a * m, delta=1e-6).upper
+    assert part <= whole * (1 + 1e-7) + 1e-12
+
+
+@settings(max_examples=25, deadline=None)
+@given(events, events, st.integers(2, 40), st.sampled_from([1.1, 2.0, 8.5, 33.0]))
+def test_divergences_add_up_with_their_counts(a: Event, b: Event, n: int, order: float) -> None:
+    alone = n * renyi.divergence(a, order) + renyi.divergence(b, order)
+    assert math.isclose(renyi.divergence(a * n + b, order), alone, rel_tol=1e-9, abs_tol=1e-300)
