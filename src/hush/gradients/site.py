@@ -107,13 +107,16 @@ class Contribution(ABC):
         """How many products of one example are added up to one entry of `weighted_sum` (1: the G_i are stored)."""
         return 1
 
+    def chain(self, shape: tuple[int, ...]) -> int:
+        """The longest chain of additions behind `squared_norms`, for a tensor of this shape.
+
+        Sums run over one dimension after another: twice over the rows of an example, once over each size of the tensor.
+        """
+        return 2 * self.terms + sum(shape)
+
     @abstractmethod
     def squared_norms(self) -> Tensor:
-        """[batch]: |G_i|^2. Non-finite for an example that holds a non-finite value.
-
-        Sums run over one dimension after another, so that no chain of additions is longer than `terms` and the sizes
-        of the tensor together: the slack for rounding counts on it.
-        """
+        """[batch]: |G_i|^2. Non-finite for an example that holds a non-finite value."""
 
     @abstractmethod
     def weighted_sum(self, weights: Weights) -> Tensor:

@@ -1,0 +1,209 @@
+"""losses -> BoundedSum: the clipped sum of per-example gradients from one backward pass without parameter gradients."""
+
+import warnings
+from collections.abc import Mapping
+from contextlib import AbstractContextManager
+from dataclasses import replace
+
+import torch
+from torch import Tensor
+
+from hush.gradients.bounded import BoundedSum, Group
+from hush.gradients.clip import Clip
+from hush.gradients.combine import leaves_below, pulled_back, reshaped, together
+from hush.gradients.graph import Graph, read
+from hush.gradients.plan import GENERIC, Edge, Plan, plan_for
+from hush.gradients.precision import slack, upper_squared_norms
+from hush.gradients.site import Contribution, Site, Stored, Weights
+
+
+def clipped_sum(
+    losses: Tensor,
+    params: Mapping[str, Tensor],
+    clip: Clip,
+    *,
+    mask: Tensor | None = None,
+    rows: int | None = None,
+    allow_unused: bool = False,
+) -> BoundedSum:
+    """The sum over examples of their clipped gradients, with the bound on what one example can move it by.
+
+    Guarantee: each example adds at most the clip's bound to each group, in L2 norm and after rounding; an example with
+    a non-finite gradient adds exactly zero and touches no other. The bound of the result includes the slack of
+    summation over `rows` examples (default: the length of `losses`; give the physical batch size, which is public).
+
+    `losses` holds one loss per example. `mask` is 0 for padding rows, which then add exactly zero. Every trainable
+    parameter that the losses depend on must be in `params`; one in `params` that they do not depend on is refused
+    unless `allow_unused`. As after a plain backward pass, the graph behind the losses is used up.
+
+    >>> model = torch.nn.Linear(2, 1, bias=False)
+    >>> losses = model(torch.tensor([[30.0, 40.0], [0.3, 0.4]]))[:, 0]
+    >>> from hush.gradients.clip import FlatClip
+    >>> clipped_sum(losses, dict(model.named_parameters()), FlatClip(1.0)).tensors["weight"].round(decimals=3)
+    tensor([[0.9000, 1.2000]])
+    """
+    groups = clip.groups(params)
+    with _quiet(losses):
+        batch = losses.shape[0] if losses.dim() == 1 else 0
+        found = _contributions(losses, params, allow_unused)
+        tensors: dict[str, Tensor] = {}
+        bounded: list[Group] = []
+        count: BoundedSum | None = None
+        for group in groups:
+            parts = [(found[name], tuple(params[name].shape)) for name in group.names if name in found]
+            if parts:
+                squared = upper_squared_norms(parts)
+                weights = _weights(clip.factors(squared, group.bound), squared, mask)
+                for name in group.names:
+                    if name in found:
+                        tensors[name] = found[name].weighted_sum(weights)
+                below = clip.below(squared, group.bound)
+                if below is not None:
+                    count = _count(below if mask is None else below * mask)
+            terms = max([part.terms for part, _ in parts], default=1)
+            dtype = torch.float64 if parts and squared.dtype == torch.float64 else torch.float32
+            extra = slack(max(rows or 0, batch), terms, dtype)
+            bounded.append(Group(group.names, group.bound * (1 + extra)))
+        ordered = {name: tensors[name] if name in tensors else _zeros(params[name]) for name in params}
+        if count is None and batch == 0:
+            below = clip.below(torch.zeros(0), 1.0)
+            count = None if below is None else _count(below)
+        return BoundedSum(ordered, tuple(bounded), count)
+
+
+def squared_norms(losses: Tensor, params: Mapping[str, Tensor], *, allow_unused: bool = False) -> dict[str, Tensor]:
+    """For each parameter the squared norms of the examples' gradients, [batch] each; private, for checks only.
+
+    >>> model = torch.nn.Linear(2, 1, bias=False)
+    >>> losses = model(torch.tensor([[3.0, 4.0], [0.0, 1.0]]))[:, 0]
+    >>> squared_norms(losses, dict(model.named_parameters()))
+    {'weight': tensor([25.,  1.])}
+    """
+    with _quiet(losses):
+        found = _contributions(losses, params, allow_unused)
+        none = torch.zeros(losses.shape[0], device=losses.device)
+        return {name: found[name].squared_norms() if name in found else none for name in params}
+
+
+def _quiet(losses: Tensor) -> AbstractContextManager[object]:
+    """No autocast inside: norms and sums stay in fp32 even where the caller's forward pass was under it."""
+    return torch.autocast(losses.device.type, enabled=False)
+
+
+def _weights(factors: Tensor, squared: Tensor, mask: Tensor | None) -> Weights:
+    if mask is not None:
+        factors = factors * mask.to(factors.dtype)
+    silent = ~squared.isfinite()
+    # On the CPU a look at the values costs nothing, and saves a pass over all activations. A traced step has no values.
+    if silent.device.type == "cpu" and torch._C._len_torch_dispatch_stack() == 0 and not bool(silent.any()):
+        return Weights(factors)
+    return Weights(factors, silent)
+
+
+def _count(values: Tensor) -> BoundedSum:
+    return BoundedSum({"count": values.sum()}, (Group(("count",), 0.5),))
+
+
+def _zeros(param: Tensor) -> Tensor:
+    kind = torch.float64 if param.dtype == torch.float64 else torch.float32
+    return torch.zeros(param.shape, dtype=kind, device=param.device)
+
+
+def _check(losses: Tensor, params: Mapping[str, Tensor]) -> None:
+    if losses.dim() != 1:
+        remedy = 'compute it with reduction="none"' if losses.dim() == 0 else "sum it to one number per example"
+        raise ValueError(
+            f"expected a vector of losses, one for each example, got a tensor of shape {tuple(losses.shape)}: "
+            f"{remedy}; "
+            "a loss that is a mean or a sum over the batch hides which example is responsible for which part"
+        )
+    frozen = [name for name, param in params.items() if not param.requires_grad]
+    if frozen:
+        raise ValueError(
+            f"expected parameters that require a gradient, but these do not: {', '.join(frozen)}. Leave frozen "
+            "parameters out, or call requires_grad_(True) before the forward pass"
+        )
+
+
+def _contributions(losses: Tensor, params: Mapping[str, Tensor], allow_unused: bool) -> dict[str, Contribution]:
+    """For each parameter that is reached, what the examples add to it."""
+    _check(losses, params)
+    if losses.shape[0] == 0:
+        return {}
+    graph = read(losses, params)
+    unreached = [name for name in params if name not in graph.leaves.values()]
+    if unreached and not allow_unused:
+        raise ValueError(
+            f"the losses do not depend on these parameters: {', '.join(unreached)}. Freeze them with "
+            "requires_grad_(False) and leave them out, or say allow_unused=True if only some forward passes use them"
+        )
+    with torch.no_grad():
+        plan = plan_for(graph, losses, lambda plan: _settle(graph, plan, losses))
+        found = _sites(graph, plan, losses, retain=any(site.rule is GENERIC for site in plan.sites))
+        answers = [answer if answer is not None else {} for answer in found]
+        return {graph.leaves[leaf]: part for leaf, part in _home(graph, plan, answers).items()}
+
+
+def _settle(graph: Graph, plan: Plan, losses: Tensor) -> Plan:
+    """Tries the rules once; a site that its rule declines goes to the generic rule from then on, with a warning."""
+    answers = _sites(graph, plan, losses, retain=True)
+    sites = tuple(
+        site if answer is not None else replace(site, rule=GENERIC)
+        for site, answer in zip(plan.sites, answers, strict=True)
+    )
+    slow = sorted({graph.names[site.node] for site in sites if site.rule is GENERIC})
+    if slow:
+        warnings.warn(
+            f"no rule for parameters that meet data at {', '.join(slow)}: these nodes are taken backwards once for "
+            "each example, which is exact but slow",
+            stacklevel=2,
+        )
+    return replace(plan, sites=sites)
+
+
+def _sites(graph: Graph, plan: Plan, losses: Tensor, retain: bool) -> list[dict[int, Contribution] | None]:
+    """Reads what the rules need, runs the one backward pass, and asks the rules."""
+    saved = [{name: graph.saved(site.node, name) for name in site.rule.saved} for site in plan.sites]
+    places = [(place, output) for place, site in enumerate(plan.sites) for output in _outputs(site.layouts)]
+    edges = [graph.edge(plan.sites[place].node, output) for place, output in places]
+    # The generic rule runs a node's backward again.
+    answers = torch.autograd.grad(losses, edges, torch.ones_like(losses), retain_graph=retain, allow_unused=True)
+    gradients = dict(zip(places, answers, strict=True))
+    found = []
+    for place, planned in enumerate(plan.sites):
+        wanted = tuple(inlet.input for inlet in planned.inlets)
+        edges_in = graph.inputs[planned.node]
+        site = Site(
+            name=graph.names[planned.node],
+            saved=saved[place],
+            grads=tuple(gradients.get((place, output)) for output in range(len(planned.layouts))),
+            layouts=planned.layouts,
+            wanted=wanted,
+            shapes=tuple(
+                graph.shape(*edge) if edge is not None and index in wanted else None
+                for index, edge in enumerate(edges_in)
+            ),
+            node=graph.nodes[planned.node],
+        )
+        found.append(planned.rule.contributions(site))
+    return found
+
+
+def _outputs(layouts: tuple[object, ...]) -> list[int]:
+    return [output for output, layout in enumerate(layouts) if layout is not None]
+
+
+def _home(graph: Graph, plan: Plan, found: list[dict[int, Contribution]]) -> dict[int, Contribution]:
+    """Leaf -> its contribution, all sites that feed it taken together."""
+    by_source: dict[Edge, list[Contribution]] = {}
+    for planned, contributions in zip(plan.sites, found, strict=True):
+        for inlet in planned.inlets:
+            part = reshaped(graph, inlet, contributions[inlet.input])
+            by_source.setdefault(inlet.source, []).append(part)
+    computed = [source for source in by_source if source[0] not in graph.leaves]
+    pieces = plan.disjoint - {(leaf, 0) for source in computed for leaf in leaves_below(graph, source)}
+    for source in computed:
+        part = together(by_source.pop(source))
+        for leaf, values in pulled_back(graph, source, part, leaves_below(graph, source)).items():
+            by_source.setdefault((leaf, 0), []).append(Stored(values))
+    return {source[0]: together(parts, source in pieces) for source, parts in by_source.items()}

@@ -1,0 +1,137 @@
+"""Reads the autograd graph behind a vector of losses: its nodes, who feeds whom, and a key that tells graphs apart.
+
+Nothing is attached to the model, to its parameters or to the graph.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cache
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.autograd.graph import GradientEdge, Node
+
+LEAF = "torch::autograd::AccumulateGrad"
+
+_MOVERS = """
+    Index IndexSelect IndexPut IndexPutImpl IndexAdd IndexCopy MaskedSelect MaskedScatter Gather Scatter ScatterAdd
+    ScatterReduce Take TakeAlongDim Put PackPaddedSequence Sort Topk Embedding
+"""
+MOVERS = frozenset(f"{name}Backward{version}" for name in _MOVERS.split() for version in range(4))
+"""Nodes that move entries to places that values (not shapes) decide: where examples lie may change with the data."""
+
+
+@dataclass(frozen=True)
+class Graph:
+    """The nodes behind the losses, the losses' own first, with the inputs of each node as (node, output) pairs."""
+
+    nodes: tuple[Node, ...]
+    names: tuple[str, ...]
+    inputs: tuple[tuple[tuple[int, int] | None, ...], ...]
+    leaves: Mapping[int, str]
+    """Node index -> name of the parameter that it stands for."""
+    batch: int
+    key: object
+    """Equal for two graphs if and only if nodes, edges, shapes, dtypes, whole-number arguments and leaves are equal."""
+
+    def edge(self, node: int, output: int) -> GradientEdge:
+        return GradientEdge(self.nodes[node], output)
+
+    def shape(self, node: int, output: int) -> tuple[int, ...]:
+        return tuple(self.nodes[node]._input_metadata[output].shape)
+
+    def saved(self, node: int, attribute: str) -> Any:
+        return getattr(self.nodes[node], "_saved_" + attribute, None)
+
+
+def back(steps: Sequence[tuple[Node, int]], gradient: Tensor) -> Tensor:
+    """Takes a gradient backwards through single nodes with one input each, in the gradient's own dtype."""
+    for node, output in steps:
+        run: Any = node
+        answer = run(*[gradient if place == output else None for place in range(len(node._input_metadata))])
+        gradient = answer[0] if isinstance(answer, tuple) else answer
+    return gradient
+
+
+def read(losses: Tensor, params: Mapping[str, Tensor]) -> Graph:
+    """The graph behind `losses`; raises if it holds trainable parameters that are not in `params`, or hides some."""
+    if losses.grad_fn is None:
+        raise ValueError(
+            "the losses do not depend on any parameter that requires a gradient: expected losses computed from the "
+            "trainable parameters with gradients enabled (no torch.no_grad(), no detach())"
+        )
+    place: dict[Node, int] = {losses.grad_fn: 0}
+    nodes: list[Node] = [losses.grad_fn]
+    inputs: list[tuple[tuple[int, int] | None, ...]] = []
+    for node in nodes:
+        edges: list[tuple[int, int] | None] = []
+        for source, output in node.next_functions:
+            if source is None:
+                edges.append(None)
+                continue
+            index = place.get(source)
+            if index is None:
+                index = place[source] = len(nodes)
+                nodes.append(source)
+            edges.append((index, output))
+        inputs.append(tuple(edges))
+    names = tuple(node.name() for node in nodes)
+    leaves = _leaves(nodes, names, params)
+    key = (
+        losses.shape[0],
+        names,
+        tuple(inputs),
+        tuple(leaves.items()),
+        tuple([_traits(node) for node in nodes]),
+    )
+    return Graph(tuple(nodes), names, tuple(inputs), leaves, losses.shape[0], key)
+
+
+def _leaves(nodes: list[Node], names: tuple[str, ...], params: Mapping[str, Tensor]) -> dict[int, str]:
+    name_of = {id(tensor): name for name, tensor in params.items()}
+    leaves: dict[int, str] = {}
+    strangers: list[tuple[int, ...]] = []
+    for index, (node, name) in enumerate(zip(nodes, names, strict=True)):
+        if name == "CheckpointFunctionBackward":
+            raise ValueError(
+                "reentrant checkpointing hides the parameters inside the checkpointed part from the graph, so their "
+                "gradients would be lost: call torch.utils.checkpoint.checkpoint(..., use_reentrant=False)"
+            )
+        if name == LEAF:
+            variable = node.variable  # type: ignore[attr-defined]
+            found = name_of.get(id(variable))
+            if found is not None:
+                leaves[index] = found
+            elif isinstance(variable, torch.nn.Parameter):
+                strangers.append(tuple(variable.shape))
+    if strangers:
+        raise ValueError(
+            f"the losses depend on {len(strangers)} trainable parameter(s) that are not among the {len(params)} given, "
+            f"of shape {', '.join(map(str, strangers[:8]))}: give all trainable parameters, or freeze these with "
+            "requires_grad_(False) before the forward pass"
+        )
+    return leaves
+
+
+def _traits(node: Node) -> tuple[object, ...]:
+    """Shapes and dtypes of the outputs, and every saved argument that is a whole number or several."""
+    outputs = tuple([(tuple(data.shape), data.dtype, data.device) for data in node._input_metadata])
+    return (outputs, *[_whole(getattr(node, attribute)) for attribute in _arguments(type(node))])
+
+
+def _whole(value: Any) -> object:
+    """Numbers that say where entries go (start, dim, sizes); a factor such as a temperature may change freely."""
+    if isinstance(value, (tuple, list)):
+        return tuple([number if isinstance(number, int) else None for number in value])
+    return value if isinstance(value, int) else None
+
+
+@cache
+def _arguments(kind: type) -> tuple[str, ...]:
+    """Names of the saved arguments that are no tensors; to read a saved tensor may recompute a checkpointed part."""
+    return tuple(
+        name
+        for name in dir(kind)
+        if name.startswith("_saved_") and not hasattr(kind, "_raw" + name) and "stride" not in name
+    )

@@ -1,0 +1,194 @@
+"""Matrix products: Linear with any number of leading dimensions, functional matmul and einsum, their biases."""
+
+from dataclasses import dataclass, replace
+from functools import cached_property
+
+import torch
+from torch import Tensor
+
+from hush.gradients.site import Contribution, Layout, Rule, Site, Stored, Weights, wide
+
+TINY = 1e-28
+"""Added to squared norms before they are multiplied: an underflow in one cannot hide that the other is large."""
+
+_KEEP_BYTES = 1 << 28
+"""Per-example products of one layer are kept up to this size; larger ones are recomputed as one product."""
+
+
+@dataclass(frozen=True)
+class Products(Contribution):
+    """G_i = sum over the rows t of example i of gradient_t input_t^T, or its transpose."""
+
+    inputs: Tensor
+    """[rows, i]"""
+    gradients: Tensor
+    """[rows, j]"""
+    layout: Layout
+    """Where the examples lie among the rows (dim 0)."""
+    transposed: bool
+    """Whether the tensor is [i, j]; if not, it is [j, i]."""
+
+    @property
+    def terms(self) -> int:
+        return 1 if self._kept is not None else self._length
+
+    @property
+    def _length(self) -> int:
+        order = self.layout.order
+        return self.layout.outer * self.layout.inner if order is None else order.shape[1]
+
+    @cached_property
+    def split(self) -> tuple[Tensor, Tensor]:
+        """[batch, T, i] and [batch, T, j], in fp32 or wider."""
+        return wide(self.layout.split(self.inputs, 0)), wide(self.layout.split(self.gradients, 0))
+
+    @cached_property
+    def _kept(self) -> Tensor | None:
+        """[batch, j, i]: the products themselves, where that is cheaper than the inner products of rows."""
+        length, i, j = self._length, self.inputs.shape[1], self.gradients.shape[1]
+        if length == 1 or length * (i + j) < i * j or 4 * self.layout.batch * i * j > _KEEP_BYTES:
+            return None
+        inputs, gradients = self.split
+        return torch.bmm(gradients.transpose(1, 2), inputs)
+
+    @cached_property
+    def _grams(self) -> tuple[Tensor, Tensor]:
+        inputs, gradients = self.split
+        return torch.bmm(inputs, inputs.transpose(1, 2)), torch.bmm(gradients, gradients.transpose(1, 2))
+
+    def squared_norms(self) -> Tensor:
+        if self._length == 1:
+            inputs, gradients = (self.layout.split(rows, 0)[:, 0] for rows in (self.inputs, self.gradients))
+            return (squared(inputs) + TINY) * (squared(gradients) + TINY)
+        if self._kept is not None:
+            return Stored(self._kept).squared_norms()
+        of_inputs, of_gradients = self._grams
+        return (of_inputs * of_gradients).sum(-1).sum(-1).clamp(min=0)
+
+    def squared_mass(self) -> Tensor:
+        if self._length == 1 or self._kept is not None:
+            return self.squared_norms()
+        of_inputs, of_gradients = (gram.diagonal(dim1=1, dim2=2) + TINY for gram in self._grams)
+        return (of_inputs * of_gradients).sqrt().sum(-1).square()
+
+    def weighted_sum(self, weights: Weights) -> Tensor:
+        if self._length > 1 and self._kept is not None:
+            total = Stored(self._kept).weighted_sum(weights)
+        else:
+            inputs = wide(weights.clean_rows(self.inputs, self.layout, 0))
+            gradients = wide(weights.clean_rows(self.gradients, self.layout, 0))
+            factors = self.layout.per_row(weights.factors).to(gradients.dtype)
+            total = (gradients * factors[:, None]).t() @ inputs
+        return total.t() if self.transposed else total
+
+    def per_example(self) -> Tensor:
+        kept = self._kept
+        if kept is None:
+            inputs, gradients = self.split
+            kept = torch.bmm(gradients.transpose(1, 2), inputs)
+        return kept.transpose(1, 2) if self.transposed else kept
+
+    def t(self) -> "Products":
+        return replace(self, transposed=not self.transposed)
+
+
+def squared(rows: Tensor) -> Tensor:
+    """[batch, ..] -> [batch]: squared norms, summed in fp32 or wider."""
+    kind = rows.dtype if rows.dtype == torch.float64 else torch.float32
+    return torch.linalg.vector_norm(rows, dim=-1, dtype=kind).square()
+
+
+def join(parts: list[Products]) -> Products:
+    """One contribution for several calls of the same matrix: the rows one after another, so that cross terms count."""
+    first = parts[0]
+    split = [part.split if part.transposed == first.transposed else part.split[::-1] for part in parts]
+    inputs = torch.cat([inputs for inputs, _ in split], 1)
+    gradients = torch.cat([gradients for _, gradients in split], 1)
+    layout = Layout(0, 1, first.layout.batch, inputs.shape[1])
+    return Products(inputs.flatten(0, 1), gradients.flatten(0, 1), layout, first.transposed)
+
+
+def _addmm(site: Site) -> dict[int, Contribution] | None:
+    """beta * bias + alpha * mat1 @ mat2."""
+    found = _products(site, first=1, scale=site.saved["alpha"])
+    if found is None or 0 not in site.wanted:
+        return found
+    shape = site.shapes[0]
+    if shape is None or len(shape) > 2 or site.layout.dim != 0 or (len(shape) == 2 and shape[0] != 1):
+        return None
+    bias = wide(site.layout.split(site.grad))
+    bias = bias[:, 0] if bias.shape[1] == 1 else bias.sum(1)
+    if shape[-1] == 1 != bias.shape[-1]:
+        bias = bias.sum(-1, keepdim=True)
+    found[0] = Stored(_scaled(bias, site.saved["beta"]).view(-1, *shape))
+    return found
+
+
+def _mm(site: Site) -> dict[int, Contribution] | None:
+    """self @ mat2."""
+    return _products(site, first=0, scale=1)
+
+
+def _products(site: Site, first: int, scale: float) -> dict[int, Contribution] | None:
+    left, right = site.saved.get("mat1", site.saved.get("self")), site.saved["mat2"]
+    found: dict[int, Contribution] = {}
+    if first + 1 in site.wanted:
+        if left is None or site.layout.dim != 0:
+            return None
+        found[first + 1] = Products(left, _scaled(site.grad, scale), site.layout, transposed=True)
+    if first in site.wanted:
+        if right is None or site.layout.dim != 1:
+            return None
+        found[first] = Products(right.t(), _scaled(site.grad, scale).t(), replace(site.layout, dim=0), transposed=False)
+    return found
+
+
+def _scaled(tensor: Tensor, scale: float) -> Tensor:
+    return tensor if scale == 1 else tensor * scale
+
+
+def _bmm(site: Site) -> dict[int, Contribution] | None:
+    """self @ mat2 with a leading dimension: one matrix (einsum makes such), or many shared ones (experts, heads)."""
+    left, right, layout = site.saved["self"], site.saved["mat2"], site.layout
+    if site.wanted == (1,) and left is not None and layout.dim == 1:
+        inputs, gradients, flip = left, site.grad, True
+    elif site.wanted == (0,) and right is not None and layout.dim == 2:
+        inputs, gradients, flip = right.transpose(1, 2), site.grad.transpose(1, 2), False
+    else:
+        return None
+    flat = replace(layout, dim=0)
+    if inputs.shape[0] == 1:
+        return {site.wanted[0]: Leading(Products(inputs[0], gradients[0], flat, flip))}
+    inputs, gradients = wide(flat.split(inputs, 1)), wide(flat.split(gradients, 1))
+    values = torch.einsum("bthi,bthj->bhij" if flip else "bthi,bthj->bhji", inputs, gradients)
+    return {site.wanted[0]: Stored(values)}
+
+
+@dataclass(frozen=True)
+class Leading(Contribution):
+    """A contribution with a leading dimension of size one in front of the tensor."""
+
+    inside: Contribution
+
+    @property
+    def terms(self) -> int:
+        return self.inside.terms
+
+    def squared_norms(self) -> Tensor:
+        return self.inside.squared_norms()
+
+    def squared_mass(self) -> Tensor:
+        return self.inside.squared_mass()
+
+    def weighted_sum(self, weights: Weights) -> Tensor:
+        return self.inside.weighted_sum(weights)[None]
+
+    def per_example(self) -> Tensor:
+        return self.inside.per_example()[:, None]
+
+
+RULES = {
+    "AddmmBackward0": Rule(_addmm, saved=("mat1", "mat2", "alpha", "beta")),
+    "MmBackward0": Rule(_mm, saved=("self", "mat2")),
+    "BmmBackward0": Rule(_bmm, saved=("self", "mat2")),
+}

@@ -1,0 +1,89 @@
+"""LayerNorm, GroupNorm, RMSNorm, and BatchNorm with fixed statistics; the affine part of each.
+
+InstanceNorm needs no rule: it repeats its weight for each example, and that repetition is where the examples part.
+"""
+
+import torch
+from torch import Tensor
+
+from hush.gradients.site import Contribution, Layout, Rule, Site, Stored, wide
+
+
+def _layer_norm(site: Site) -> dict[int, Contribution] | None:
+    shape = tuple(site.saved["normalized_shape"])
+    mean, scale = wide(site.saved["result1"]), wide(site.saved["result2"])
+    return _affine(site, shape, (wide(site.saved["input"]) - mean) * scale)
+
+
+def _rms_norm(site: Site) -> dict[int, Contribution] | None:
+    shape = tuple(site.saved["normalized_shape"])
+    return _affine(site, shape, wide(site.saved["input"]) * wide(site.saved["result1"]))
+
+
+def _affine(site: Site, shape: tuple[int, ...], normalised: Tensor) -> dict[int, Contribution] | None:
+    """Weight (input 1) and bias (input 2) of the trailing dimensions."""
+    leading = site.grad.dim() - len(shape)
+    if 0 in site.wanted or site.layout.dim >= leading:
+        return None
+    gradient = wide(site.grad)
+    found: dict[int, Contribution] = {}
+    if 1 in site.wanted:
+        found[1] = Stored(_per_example(site.layout, gradient * normalised, shape))
+    if 2 in site.wanted:
+        found[2] = Stored(_per_example(site.layout, gradient, shape))
+    return found
+
+
+def _per_example(layout: Layout, values: Tensor, shape: tuple[int, ...]) -> Tensor:
+    split = layout.split(values)
+    split = split.reshape(layout.batch, -1, *shape)
+    return split[:, 0] if split.shape[1] == 1 else split.sum(1)
+
+
+def _group_norm(site: Site) -> dict[int, Contribution] | None:
+    saved = site.saved
+    images, channels, groups = saved["N"], saved["C"], saved["group"]
+    if 0 in site.wanted or site.layout.dim != 0:
+        return None
+    gradient = wide(site.grad).reshape(images, channels, -1)
+    of_gradient = gradient.sum(-1)
+    found: dict[int, Contribution] = {}
+    if 1 in site.wanted:
+        inputs = wide(saved["input"]).reshape(images, channels, -1)
+        mean = wide(saved["result1"]).view(images, groups, 1)
+        scale = wide(saved["result2"]).view(images, groups, 1)
+        centred = (inputs.view(images, groups, -1) - mean).view_as(inputs)
+        of_product = (gradient * centred).sum(-1).view(images, groups, -1) * scale
+        found[1] = Stored(_per_example(site.layout, of_product.reshape(images, channels), (channels,)))
+    if 2 in site.wanted:
+        found[2] = Stored(_per_example(site.layout, of_gradient, (channels,)))
+    return found
+
+
+def _fixed_batch_norm(site: Site) -> dict[int, Contribution] | None:
+    saved = site.saved
+    if saved["training"] or 0 in site.wanted or site.layout.dim != 0 or saved["running_mean"] is None:
+        return None
+    gradient = wide(site.grad)
+    channels = gradient.shape[1]
+    gradient = gradient.reshape(gradient.shape[0], channels, -1)
+    found: dict[int, Contribution] = {}
+    if 1 in site.wanted:
+        centred = wide(saved["input"]).reshape(gradient.shape) - wide(saved["running_mean"])[:, None]
+        scale = torch.rsqrt(wide(saved["running_var"]) + saved.get("eps", saved.get("epsilon")))
+        found[1] = Stored(_per_example(site.layout, (gradient * centred).sum(-1) * scale, (channels,)))
+    if 2 in site.wanted:
+        found[2] = Stored(_per_example(site.layout, gradient.sum(-1), (channels,)))
+    return found
+
+
+_BATCH_NORM = ("training", "input", "running_mean", "running_var")
+
+RULES = {
+    "NativeLayerNormBackward0": Rule(_layer_norm, saved=("normalized_shape", "input", "result1", "result2")),
+    "FusedRmsNormBackward0": Rule(_rms_norm, saved=("normalized_shape", "input", "result1")),
+    "NativeGroupNormBackward0": Rule(_group_norm, saved=("N", "C", "group", "input", "result1", "result2")),
+    "NativeBatchNormBackward0": Rule(_fixed_batch_norm, saved=(*_BATCH_NORM, "eps")),
+    "CudnnBatchNormBackward0": Rule(_fixed_batch_norm, saved=(*_BATCH_NORM, "epsilon")),
+    "MiopenBatchNormBackward0": Rule(_fixed_batch_norm, saved=(*_BATCH_NORM, "epsilon")),
+}

@@ -1,0 +1,280 @@
+"""Splits a graph into parameters, data, and the sites where they meet; once for each new graph, then from a cache.
+
+A node is on the *parameter side* if all its inputs are and its output gradient is not separated by example (so it is
+the gradient of a weight, or of something made of weights alone). A *site* is a node that is not, but has such an input.
+"""
+
+import warnings
+from collections import OrderedDict
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from hush.gradients import generic
+from hush.gradients.graph import LEAF, MOVERS, Graph, back
+from hush.gradients.probe import Finding, probe
+from hush.gradients.rules import PARAMETRIC, RESHAPES, RULES
+from hush.gradients.site import Layout, Rule
+
+Edge = tuple[int, int]
+
+GENERIC = Rule(generic.contributions)
+
+_BATCH_NORMS = frozenset({"NativeBatchNormBackward0", "CudnnBatchNormBackward0", "MiopenBatchNormBackward0"})
+
+
+@dataclass(frozen=True)
+class Inlet:
+    """How one input of a site hangs together with parameters."""
+
+    input: int
+    reshapes: tuple[Edge, ...]
+    """Nodes (and outputs) that only move entries, from the site downwards."""
+    source: Edge
+    """Where these end: a leaf, or a node that computes with parameters."""
+
+
+@dataclass(frozen=True)
+class PlannedSite:
+    """A node where parameters meet data, the rule that reads it, and where the examples lie in its outputs."""
+
+    node: int
+    rule: Rule
+    layouts: tuple[Layout | None, ...]
+    inlets: tuple[Inlet, ...]
+
+
+@dataclass(frozen=True)
+class Plan:
+    """All sites of a graph, and the values that must stay the same for the plan to hold."""
+
+    sites: tuple[PlannedSite, ...]
+    guards: tuple[tuple[int, str, int, Tensor], ...]
+    """Node, saved attribute, position in it, value: indices along the examples' dimension."""
+    lasting: bool
+    """Whether the layouts are certain for every batch of the same graph; if not, the next batch is probed again."""
+    disjoint: frozenset[Edge]
+    """Leaves that several sites feed in pieces that do not overlap (chunks of a packed projection)."""
+
+    def holds(self, graph: Graph) -> bool:
+        return all(_same(_saved_item(graph, node, name, item), value) for node, name, item, value in self.guards)
+
+
+_CACHED = 64
+_cache: OrderedDict[object, list[Plan]] = OrderedDict()
+
+
+def plan_for(graph: Graph, losses: Tensor, settle: Callable[[Plan], Plan]) -> Plan:
+    """The plan for this graph, made by a few backward passes if no cached one holds.
+
+    `settle` tries a new plan and hands the sites that no rule covers to the generic one.
+    """
+    plans = _cache.setdefault(graph.key, [])
+    _cache.move_to_end(graph.key)
+    for plan in plans:
+        if plan.holds(graph):
+            return plan
+    plan = settle(_make(graph, losses))
+    if plan.lasting:
+        plans.insert(0, plan)
+        del plans[4:]
+    while len(_cache) > _CACHED:
+        _cache.popitem(last=False)
+    return plan
+
+
+def _make(graph: Graph, losses: Tensor) -> Plan:
+    used = _used_outputs(graph)
+    parameter_side, seen = _parameter_side(graph, losses, used)
+    data_side = [node for node in range(len(graph.nodes)) if not parameter_side[node]]
+    places = [node for node in data_side if _parameter_inputs(graph, node, parameter_side)]
+    norms = [node for node, name in enumerate(graph.names) if name in _BATCH_NORMS and graph.saved(node, "training")]
+    movers = [node for node in _movers(graph, parameter_side) if node not in places]
+    wanted = {edge for node in {*places, *norms, *movers} for edge in ((node, output) for output in used[node])}
+    wanted |= {edge for node in movers for edge in graph.inputs[node] if edge is not None}
+    missing = sorted(edge for edge in wanted if edge not in seen)
+    seen |= dict(zip(missing, probe(losses, [graph.edge(*edge) for edge in missing]), strict=True))
+    for node in norms:
+        _refuse_batch_statistics(graph, node, seen[node, 0])
+    sites = [_site(graph, node, used[node], seen, parameter_side) for node in places]
+    guards = [guard for node in movers for guard in _guards(graph, node, seen)]
+    uncertain = [graph.names[node] for node in places for output in used[node] if not seen[node, output].certain]
+    if uncertain:
+        warnings.warn(
+            f"where the examples lie at {', '.join(sorted(set(uncertain)))} depends on this batch (gradients that are "
+            "zero, or examples with different numbers of rows); the result is exact, but the next batch is probed "
+            "again, which costs a few backward passes",
+            stacklevel=2,
+        )
+    found = tuple(site for site in sites if site is not None)
+    return Plan(found, tuple(guards), not uncertain, _disjoint(graph, found))
+
+
+def _disjoint(graph: Graph, sites: tuple[PlannedSite, ...]) -> frozenset[Edge]:
+    pieces: dict[Edge, list[Inlet]] = {}
+    for inlet in (inlet for site in sites for inlet in site.inlets if inlet.source[0] in graph.leaves):
+        pieces.setdefault(inlet.source, []).append(inlet)
+    found = set()
+    for source, inlets in pieces.items():
+        if len(inlets) > 1 and all(inlet.reshapes for inlet in inlets):
+            covered = torch.zeros(graph.shape(*source), dtype=torch.float32)
+            for inlet in inlets:
+                ones = torch.ones(graph.shape(*inlet.reshapes[0]), dtype=torch.float32)
+                steps = [(graph.nodes[node], output) for node, output in inlet.reshapes if moves(graph, node)]
+                covered += back(steps, ones)
+            if int(covered.max()) <= 1:
+                found.add(source)
+    return frozenset(found)
+
+
+def moves(graph: Graph, node: int) -> bool:
+    """Whether a reshape changes more than the dtype or the memory; one that does not is passed over."""
+    return graph.names[node] not in ("ToCopyBackward0", "CloneBackward0", "AliasBackward0")
+
+
+def _used_outputs(graph: Graph) -> list[list[int]]:
+    used: list[set[int]] = [set() for _ in graph.nodes]
+    used[0].add(0)
+    for edges in graph.inputs:
+        for edge in edges:
+            if edge is not None:
+                used[edge[0]].add(edge[1])
+    return [sorted(outputs) for outputs in used]
+
+
+def _inputs_first(graph: Graph) -> list[int]:
+    """All nodes, each after its inputs."""
+    order: list[int] = []
+    done = [False] * len(graph.nodes)
+    stack = [0]
+    while stack:
+        node = stack[-1]
+        waiting = [edge[0] for edge in graph.inputs[node] if edge is not None and not done[edge[0]]]
+        if waiting and not done[node]:
+            stack.extend(waiting)
+            continue
+        stack.pop()
+        if not done[node]:
+            done[node] = True
+            order.append(node)
+    return order
+
+
+def _parameter_side(graph: Graph, losses: Tensor, used: list[list[int]]) -> tuple[list[bool], dict[Edge, Finding]]:
+    """For each node whether it is on the parameter side, found from the leaves upwards, and what was probed for it."""
+    side: list[bool | None] = [None] * len(graph.nodes)
+    seen: dict[Edge, Finding] = {}
+    order = _inputs_first(graph)
+    while True:
+        open_nodes = []
+        for node in order:
+            if side[node] is None:
+                side[node] = _decide(graph, node, side)
+                if side[node] is None and all(edge is None or side[edge[0]] for edge in graph.inputs[node]):
+                    open_nodes.append(node)
+        if not open_nodes:
+            return [bool(answer) for answer in side], seen
+        edges = [(node, output) for node in open_nodes for output in used[node]]
+        seen |= dict(zip(edges, probe(losses, [graph.edge(*edge) for edge in edges]), strict=True))
+        for node in open_nodes:
+            findings = [seen[node, output] for output in used[node]]
+            side[node] = all(finding.layout is None for finding in findings)
+
+
+def _decide(graph: Graph, node: int, side: list[bool | None]) -> bool | None:
+    """What can be said without a probe; None if nothing."""
+    name = graph.names[node]
+    if name == LEAF:
+        return node in graph.leaves
+    inputs = [side[edge[0]] for edge in graph.inputs[node] if edge is not None]
+    if not inputs or False in inputs or node == 0:
+        return False
+    if None in inputs:
+        return None
+    if name in RESHAPES:
+        return True
+    if name not in PARAMETRIC:
+        return False
+    return None if graph.batch > 1 else name not in RULES
+
+
+def _parameter_inputs(graph: Graph, node: int, side: list[bool]) -> list[int]:
+    return [index for index, edge in enumerate(graph.inputs[node]) if edge is not None and side[edge[0]]]
+
+
+def _site(
+    graph: Graph, node: int, outputs: list[int], seen: dict[Edge, Finding], side: list[bool]
+) -> PlannedSite | None:
+    """The plan for one node, None if its gradient is zero on this batch."""
+    findings = {output: seen[node, output] for output in outputs}
+    if all(finding.blank for finding in findings.values()):
+        return None
+    for finding in findings.values():
+        if finding.layout is None and not finding.blank:
+            raise ValueError(
+                f"at the node {graph.names[node]} the gradients of the losses cannot be told apart by example: "
+                "expected that each loss depends on its own example only, but examples are mixed after this point (batch "
+                "statistics, a loss that compares examples, a mean over the batch). Remove the mixing"
+            )
+    layouts = [findings[output].layout if output in findings else None for output in range(max(outputs) + 1)]
+    inlets = [_inlet(graph, node, index) for index in _parameter_inputs(graph, node, side)]
+    return PlannedSite(node, RULES.get(graph.names[node], GENERIC), tuple(layouts), tuple(inlets))
+
+
+def _inlet(graph: Graph, node: int, index: int) -> Inlet:
+    edge = graph.inputs[node][index]
+    reshapes: list[Edge] = []
+    while edge is not None and graph.names[edge[0]] in RESHAPES:
+        reshapes.append(edge)
+        edge = graph.inputs[edge[0]][0]
+    assert edge is not None
+    return Inlet(index, tuple(reshapes), edge)
+
+
+def _refuse_batch_statistics(graph: Graph, node: int, finding: Finding) -> None:
+    """Statistics over a batch mix its examples. InstanceNorm uses the same node, its examples among the channels."""
+    keeps_statistics = graph.saved(node, "running_mean") is not None
+    mixes = graph.batch > 1 and finding.layout is not None and finding.layout.dim != 1
+    if keeps_statistics or mixes:
+        raise ValueError(
+            "a BatchNorm in training mode (or an InstanceNorm with running statistics) normalises each example by the "
+            "others and keeps statistics of the raw data: use GroupNorm (hush.replace_batchnorm(model)), or put it "
+            "into eval mode"
+        )
+
+
+def _movers(graph: Graph, side: list[bool]) -> Iterable[int]:
+    return (node for node, name in enumerate(graph.names) if name in MOVERS and not side[node])
+
+
+def _guards(graph: Graph, node: int, seen: dict[Edge, Finding]) -> Iterable[tuple[int, str, int, Tensor]]:
+    """The index values that decide where examples go: along other dimensions they may be anything."""
+    kind = type(graph.nodes[node])
+    edge = graph.inputs[node][0]
+    layout = seen[edge].layout if edge is not None and seen[edge].certain else None
+    along = getattr(graph.nodes[node], "_saved_dim", None)
+    if layout is not None and isinstance(along, int) and edge is not None:
+        along %= max(1, len(graph.shape(*edge)))
+        if layout.dim != along:
+            return
+    for raw in dir(kind):
+        if not raw.startswith("_raw_saved_"):
+            continue
+        name = raw.removeprefix("_raw_saved_")
+        value = graph.saved(node, name)
+        for item, tensor in enumerate(value if isinstance(value, tuple) else (value,)):
+            if not isinstance(tensor, Tensor) or tensor.is_floating_point() or tensor.is_complex():
+                continue
+            if layout is None or not isinstance(value, tuple) or item == layout.dim:
+                yield node, name, item, tensor.detach().clone()
+
+
+def _saved_item(graph: Graph, node: int, name: str, item: int) -> Tensor:
+    value = graph.saved(node, name)
+    return value[item] if isinstance(value, tuple) else value
+
+
+def _same(one: Tensor, other: Tensor) -> bool:
+    return one.shape == other.shape and torch.equal(one, other)

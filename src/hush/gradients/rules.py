@@ -1,0 +1,47 @@
+"""Which rule reads which node: one dictionary, by the name of the node. All other nodes go to the generic rule."""
+
+from hush.gradients import broadcast, conv, embedding, linear, norm
+from hush.gradients.site import Rule
+
+RULES: dict[str, Rule] = {**linear.RULES, **conv.RULES, **embedding.RULES, **norm.RULES, **broadcast.RULES}
+
+RESHAPES = frozenset(
+    {
+        "TBackward0",
+        "TransposeBackward0",
+        "TransposeBackward1",
+        "PermuteBackward0",
+        "ViewBackward0",
+        "UnsafeViewBackward0",
+        "ReshapeAliasBackward0",
+        "UnsqueezeBackward0",
+        "SqueezeBackward0",
+        "SqueezeBackward1",
+        "SqueezeBackward2",
+        "ToCopyBackward0",
+        "CloneBackward0",
+        "AliasBackward0",
+        "SliceBackward0",
+        "SelectBackward0",
+        "SplitBackward0",
+        "SplitWithSizesBackward0",
+        "UnsafeSplitBackward0",
+        "UnbindBackward0",
+        "FlipBackward0",
+        "RollBackward0",
+    }
+)
+"""Nodes that only move the entries of their one input, or pick some: a gradient keeps its norm on the way back."""
+
+_PARAMETRIC = """
+    Add Sub Rsub Mul Div Neg Reciprocal Abs Sign Exp Expm1 Log Log1P Sqrt Rsqrt Pow Square Tanh Sigmoid Relu LeakyRelu
+    Elu Gelu Silu Softplus Hardtanh Clamp ClampMin ClampMax Maximum Minimum Where MaskedFill Lerp Erf Sin Cos
+    Softmax LogSoftmax Sum Mean Prod Cumsum Std Var Norm LinalgVectorNorm Amax Amin WeightNormInterface
+    Mm Addmm Bmm Baddbmm Mv Addmv Dot Vdot Ger Kron
+    Cat Stack Expand Repeat ConstantPadNd Index IndexSelect IndexPut Gather Scatter CopySlices Copy
+    Tril Triu Diagonal DiagEmbed AsStrided Unfold Trace
+    LinalgMatrixExp LinalgInvEx LinalgSolveEx LinalgHouseholderProduct LinalgQr LinalgLuFactorEx LinalgCholeskyEx
+    LinalgSolveTriangular LinalgSvd MatrixExp NativeDropout Bernoulli Addcmul Addcdiv Fill SmoothL1Loss
+"""
+PARAMETRIC = frozenset(f"{name}Backward{version}" for name in _PARAMETRIC.split() for version in range(4))
+"""Nodes that may stand between a parameter and the place where it meets data (weight norm, adapters, pruning)."""
