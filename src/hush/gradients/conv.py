@@ -1,9 +1,9 @@
 """Convolutions: Conv1d/2d/3d and their transposes, any stride, padding, dilation and groups.
 
 Padding modes other than zeros are a separate node before the convolution. For each layer one of two exact ways is
-chosen by shapes alone (see `conv_norms`): the gradients of the examples are formed, and kept where they are no larger
-than the layer's own tensors; or their norms are computed without them, and the sum is one ordinary kernel gradient in
-which the examples are scaled.
+chosen by shapes alone: the gradients of the examples are formed (`conv_kernels`), and kept where they are no larger
+than the layer's own tensors; or their norms are computed without them (`conv_ghost`), and the sum is one ordinary
+kernel gradient in which the examples are scaled.
 """
 
 import math
@@ -12,12 +12,11 @@ from dataclasses import dataclass
 from torch import Tensor
 
 from hush.gradients.conv_geometry import Geometry, flat_grid, phase_combinations
-from hush.gradients.conv_norms import (
-    ghost_norms,
+from hush.gradients.conv_ghost import ghost_norms, line_length
+from hush.gradients.conv_kernels import (
     kernel_gradient,
     kernel_gradients,
     kernel_norms,
-    line_length,
     squared_norms,
 )
 from hush.gradients.site import Contribution, Layout, Rule, Site, Stored, Weights, wide

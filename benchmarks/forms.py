@@ -1,0 +1,179 @@
+"""The ways to take one training step on a case: not private (eager, compiled, captured), hush, Opacus.
+
+Each is a function that builds everything it needs and returns the step, a function without arguments. All of them use
+the same fixed batch, clip norm 1, noise multiplier 1 and SGD; reading data from a disk is nobody's part. A private step
+is lot drawing, forward, backward, clipping, noise from the secure stream, and the update.
+"""
+
+from collections.abc import Callable
+
+import torch
+from cases import Case
+from torch import Tensor, nn
+
+from hush.gradients.clip import FlatClip
+from hush.lots import PoissonLots
+from hush.plan import Plan
+from hush.private import Private
+
+Step = Callable[[], None]
+WARM_UP = 3
+
+
+class Unavailable(Exception):
+    """This way cannot be taken here; the message says why."""
+
+
+def prepare(case: Case, device: str) -> tuple[nn.Module, Tensor, Tensor, torch.optim.Optimizer]:
+    torch.manual_seed(0)
+    model = case.model().to(device).train()
+    x, y = (tensor.to(device) for tensor in case.batch())
+    trainable = [p for p in model.parameters() if p.requires_grad]
+    return model, x, y, torch.optim.SGD(trainable, lr=1e-3)
+
+
+def plain(case: Case, device: str) -> Step:
+    """The non-private step, eager."""
+    model, x, y, optimizer = prepare(case, device)
+
+    def step() -> None:
+        optimizer.zero_grad()
+        case.forward(model, x, y).mean().backward()
+        optimizer.step()
+
+    return step
+
+
+def plain_compiled(case: Case, device: str) -> Step:
+    """The non-private step with torch.compile on forward and backward."""
+    model, x, y, optimizer = prepare(case, device)
+    compiled = torch.compile(model)
+
+    def step() -> None:
+        optimizer.zero_grad()
+        case.forward(compiled, x, y).mean().backward()
+        optimizer.step()
+
+    return step
+
+
+def plain_captured(case: Case, device: str) -> Step:
+    """The whole non-private step as one CUDA graph."""
+    return _captured(plain(case, device))
+
+
+def plain_compiled_captured(case: Case, device: str) -> Step:
+    """The compiled non-private step as one CUDA graph."""
+    return _captured(plain_compiled(case, device))
+
+
+def _captured(step: Step) -> Step:
+    if not torch.cuda.is_available():
+        raise Unavailable("a CUDA graph needs a GPU")
+    stream = torch.cuda.Stream()
+    with torch.cuda.stream(stream):
+        for _ in range(WARM_UP):
+            step()
+    torch.cuda.synchronize()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph, stream=stream):
+        step()
+    return graph.replay
+
+
+def _private(case: Case, device: str) -> tuple[Private, nn.Module, Tensor, Tensor, torch.optim.Optimizer]:
+    model, x, y, optimizer = prepare(case, device)
+    lots = PoissonLots(examples=len(x), expected_size=len(x))  # rate 1: every lot is the whole batch
+    plan = Plan(lots=lots, steps=10**6, clip=FlatClip(1.0), noise_multiplier=1.0)
+    return Private(model, plan, selfcheck=False), model, x, y, optimizer
+
+
+def hush_eager(case: Case, device: str) -> Step:
+    """The level-2 loop of hush."""
+    private, model, x, y, optimizer = _private(case, device)
+    lots = private.lots()
+
+    def step() -> None:
+        lot = next(lots)
+        for _ in lot.batches(len(x)):
+            private.backward(case.forward(model, x, y))
+        private.step(optimizer)
+
+    return step
+
+
+def opacus_hooks(case: Case, device: str) -> Step:
+    """Opacus with per-example gradients from hooks."""
+    _need_opacus()
+    from opacus.grad_sample import GradSampleModule
+    from opacus.optimizers import DPOptimizer
+
+    model, x, y, optimizer = prepare(case, device)
+    model = GradSampleModule(_for_opacus(model).to(device))
+    optimizer = torch.optim.SGD([p for p in model.parameters() if p.requires_grad], lr=1e-3)
+    optimizer = DPOptimizer(optimizer, noise_multiplier=1.0, max_grad_norm=1.0, expected_batch_size=len(x))
+
+    def step() -> None:
+        optimizer.zero_grad()
+        case.forward(model, x, y).mean().backward()
+        optimizer.step()
+
+    return step
+
+
+def opacus_ghost(case: Case, device: str) -> Step:
+    """Opacus with ghost clipping, two backward passes."""
+    _need_opacus()
+    from opacus.grad_sample import GradSampleModuleFastGradientClipping
+    from opacus.optimizers import DPOptimizerFastGradientClipping
+    from opacus.utils.fast_gradient_clipping_utils import DPLossFastGradientClipping
+
+    model, x, y, optimizer = prepare(case, device)
+    model = GradSampleModuleFastGradientClipping(
+        _for_opacus(model).to(device), max_grad_norm=1.0, use_ghost_clipping=True, loss_reduction="mean"
+    )
+    optimizer = torch.optim.SGD([p for p in model.parameters() if p.requires_grad], lr=1e-3)
+    optimizer = DPOptimizerFastGradientClipping(
+        optimizer, noise_multiplier=1.0, max_grad_norm=1.0, expected_batch_size=len(x)
+    )
+
+    class Criterion:
+        reduction = "mean"
+
+        def __call__(self, out: Tensor, y: Tensor) -> Tensor:
+            return case.losses(out.float(), y)
+
+    criterion = DPLossFastGradientClipping(model, optimizer, Criterion(), loss_reduction="mean")
+
+    def step() -> None:
+        optimizer.zero_grad()
+        with torch.autocast(device, dtype=torch.bfloat16, enabled=case.autocast):
+            out = model(x)
+        criterion(out, y).backward()
+        optimizer.step()
+
+    return step
+
+
+def _need_opacus() -> None:
+    try:
+        import opacus  # noqa: F401
+    except ImportError as missing:
+        raise Unavailable("opacus is not installed (pip install 'hush[bench]')") from missing
+
+
+def _for_opacus(model: nn.Module) -> nn.Module:
+    """Opacus refuses the fused LSTM: its own takes the place."""
+    from opacus.validators import ModuleValidator
+
+    return ModuleValidator.fix(model)
+
+
+def forms(device: str) -> dict[str, Callable[[Case, str], Step]]:
+    """All ways on a device; the first is the one that CPU ratios are relative to."""
+    found: dict[str, Callable[[Case, str], Step]] = {"plain": plain}
+    if device == "cuda":
+        found |= {"plain compiled": plain_compiled, "plain captured": plain_captured}
+        found |= {"plain compiled+captured": plain_compiled_captured}
+    found |= {"hush": hush_eager, "opacus hooks": opacus_hooks, "opacus ghost": opacus_ghost}
+    return found

@@ -1,0 +1,142 @@
+"""Timing that a busy machine cannot spoil in silence, and peak memory of a step in a process of its own."""
+
+import ctypes
+import os
+import platform
+import resource
+import statistics
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+
+Step = Callable[[], None]
+TICK = 1 / os.sysconf("SC_CLK_TCK")
+
+
+@dataclass(frozen=True)
+class Timing:
+    """Medians over the rounds that nobody disturbed; `ratio` is the median of the ratios of each round."""
+
+    milliseconds: float
+    ratio: float
+    low: float
+    high: float
+
+
+@dataclass(frozen=True)
+class Rounds:
+    timings: dict[str, Timing]
+    kept: int
+    dropped: int
+
+
+def busy_seconds() -> float:
+    """Time that all CPUs together have spent on anything, or lost to the hypervisor (/proc/stat)."""
+    with open("/proc/stat") as file:
+        user, nice, system, _idle, _wait, irq, soft, steal = map(int, file.readline().split()[1:9])
+    return (user + nice + system + irq + soft + steal) * TICK
+
+
+def synchronize(device: str) -> None:
+    if device == "cuda":
+        torch.cuda.synchronize()
+
+
+def seconds_per_step(step: Step, repeats: int, device: str) -> tuple[float, float]:
+    """Wall time of a step, and which part of the CPUs was busy with foreign work meanwhile."""
+    synchronize(device)
+    foreign, own, start = busy_seconds(), time.process_time(), time.perf_counter()
+    for _ in range(repeats):
+        step()
+    synchronize(device)
+    wall = time.perf_counter() - start
+    foreign = busy_seconds() - foreign - (time.process_time() - own)
+    return wall / repeats, max(0.0, foreign) / (wall * (os.cpu_count() or 1))
+
+
+def interleaved(
+    steps: Mapping[str, Step],
+    *,
+    base: str,
+    rounds: int,
+    device: str,
+    slot: float = 0.3,
+    tolerated: float = 0.04,
+    tell: Callable[[], None] = lambda: None,
+) -> Rounds:
+    """Time all ways in turns; each turn lasts about `slot` seconds, so that the 10 ms ticks of /proc/stat can judge it.
+
+    A round in which foreign work took more than the `tolerated` part of the CPUs during any turn is dropped and taken
+    again, up to three times as many rounds in all.
+    """
+    repeats = {}
+    for name, step in steps.items():
+        for _ in range(3):
+            step()
+        once = min(seconds_per_step(step, 1, device)[0] for _ in range(3))
+        repeats[name] = max(1, round(slot / once))
+    taken: list[dict[str, float]] = []
+    dropped = 0
+    while len(taken) < rounds and len(taken) + dropped < 3 * rounds:
+        measured = {name: seconds_per_step(step, repeats[name], device) for name, step in steps.items()}
+        if device == "cpu" and max(foreign for _, foreign in measured.values()) > tolerated:
+            dropped += 1
+        else:
+            taken.append({name: seconds for name, (seconds, _) in measured.items()})
+            tell()
+    return Rounds({name: _timing(name, base, taken) for name in steps} if taken else {}, len(taken), dropped)
+
+
+def _timing(name: str, base: str, taken: list[dict[str, float]]) -> Timing:
+    ratios = sorted(one[name] / one[base] for one in taken)
+    quarter = len(ratios) // 4
+    milliseconds = statistics.median(one[name] for one in taken) * 1e3
+    return Timing(milliseconds, statistics.median(ratios), ratios[quarter], ratios[-1 - quarter])
+
+
+def resident_mib() -> float:
+    return int(Path("/proc/self/statm").read_text().split()[1]) * resource.getpagesize() / 2**20
+
+
+def peak_mib(build: Callable[[], Step], device: str) -> float:
+    """Peak memory in MiB of a few steps after the first ones: model, batch and step, without what was there before.
+
+    To be called in a fresh process. On a CPU it is the resident set, on a GPU what the allocator gave out.
+    """
+    torch.ones(64, 64) @ torch.ones(64, 64)
+    before = resident_mib()
+    step = build()
+    for _ in range(3):
+        step()
+    synchronize(device)
+    if device == "cuda":
+        torch.cuda.reset_peak_memory_stats()
+    else:
+        ctypes.CDLL(None).malloc_trim(0)
+        Path("/proc/self/clear_refs").write_text("5")  # the high-water mark starts anew
+    for _ in range(3):
+        step()
+    synchronize(device)
+    if device == "cuda":
+        return torch.cuda.max_memory_allocated() / 2**20
+    lines = dict(line.split(":") for line in Path("/proc/self/status").read_text().splitlines() if ":" in line)
+    return int(lines["VmHWM"].split()[0]) / 1024 - before
+
+
+def machine(device: str) -> dict[str, str | int]:
+    """What the numbers were measured on."""
+    lines = Path("/proc/cpuinfo").read_text().splitlines()
+    cpu = next((line.split(":")[1].strip() for line in lines if line.startswith("model name")), "")
+    found: dict[str, str | int] = {
+        "cpu": cpu or platform.processor(),
+        "cores": os.cpu_count() or 0,
+        "threads": torch.get_num_threads(),
+        "python": platform.python_version(),
+        "torch": torch.__version__,
+    }
+    if device == "cuda":
+        found["gpu"] = torch.cuda.get_device_name()
+    return found
