@@ -15,7 +15,7 @@ from hush.gradients.bounded import BoundedSum, Group
 from hush.kernels import gaussian
 from hush.kernels.chacha20 import keystream
 from hush.noise import add_noise
-from hush.normals import RUN, Normals, fill_normals
+from hush.normals import REFINEMENT_BLOCK, RUN, Normals, fill_normals
 from hush.streams import Key
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
@@ -85,12 +85,17 @@ def test_a_draw_of_several_runs_follows_the_cpu() -> None:
         gaussian._first_segments.cache_clear()
 
 
-def test_the_tail_is_refined_as_on_the_cpu() -> None:
-    def coarse_places(step: int) -> list[int]:
-        words = chacha20_blocks(SUBKEY, step, 0, 128).ravel().view(np.int32)
-        return np.flatnonzero((words >= -4096) & (words < 4096)).tolist()
+def refined_place(step: int) -> int | None:
+    """A place of a draw of 4,096 whose radius needs further bits, and gets enough of them to be noticed."""
+    words = chacha20_blocks(SUBKEY, step, 0, 128).ravel().view(np.int32)
+    for place in np.flatnonzero((words >= -4096) & (words < 4096)).tolist():
+        if chacha20_blocks(SUBKEY, step, REFINEMENT_BLOCK + place // 16, 1)[0, place % 16] > 1 << 31:
+            return int(place)
+    return None
 
-    step, place = next((step, places[0]) for step in range(2000) if (places := coarse_places(step)))
+
+def test_the_tail_is_refined_as_on_the_cpu() -> None:
+    step, place = next((step, place) for step in range(4000) if (place := refined_place(step)) is not None)
     parts = parts_of([4096])
     gaussian.release(parts, scale=1.0, subkey=SUBKEY, step=step)
     assert_released(parts, 1.0, step)
