@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from budgets import AS_PUBLISHED, VALID, Cost
 from common import Options, pca, pixels, projected, run_script
-from side_by_side import Data, Run, train
+from side_by_side import Data, Run, median_norms, train
 
 EPSILON = 2.0
 MOST = 300_000  # steps
@@ -65,6 +65,7 @@ def points() -> list[Point]:
     first = "projection dimensions"
     found.append(Point(panel=first, x=784, projection="none", dimensions=784))
     found.append(Point(panel=first, x=60, projection="random"))
+    found += [Point(panel="few epochs (noise 2), hidden units", x=h, hidden=h, noise=2.0) for h in (200, 1000, 2000)]
     return found
 
 
@@ -88,11 +89,20 @@ def measure(options: Options) -> dict[str, Any]:
         ]
         marks = [length for i in members for length in lengths[i].values()]
         tables = inputs(group, images, options.seed)
-        readings = train(runs, tables, seed=options.seed + number, marks=marks, truncated=True)
+        marks += [stop for stop in (1, 100, 1000, 3000, 10_000) if stop <= max(run.steps for run in runs)]
+        readings = train(runs, tables, seed=options.seed + number, marks=marks, truncated=True, probe=median_norms)
         for k, (i, p) in enumerate(zip(members, group, strict=True)):
             accuracy = {c: readings[lengths[i][c]]["test"][k] if lengths[i][c] else None for c in COUNTINGS}
+            norms = {step: reading["probe"][k] for step, reading in readings.items() if step <= runs[k].steps}
             rows.append(
-                {"panel": p.panel, "x": p.x, "projection": p.projection, "steps": lengths[i], "accuracy": accuracy}
+                {
+                    "panel": p.panel,
+                    "x": p.x,
+                    "projection": p.projection,
+                    "steps": lengths[i],
+                    "accuracy": accuracy,
+                    "median gradient norm (private)": norms,
+                }
             )
     return {"epsilon": EPSILON, "most steps": MOST, "points": rows}
 

@@ -95,6 +95,19 @@ def clipped_sums(
     return sum_in, sum_out
 
 
+def median_norms(program: "Program") -> Tensor:
+    """Median over 2,000 training records of the norm of a layer's gradient (mean of the layers); a private number."""
+    x, y = program.data.train_x[program.table, :2000], program.data.train_y[:2000]
+    first, last = program.weights
+    before = torch.bmm(x, first)
+    hidden = before.relu()
+    labels = torch.arange(last.shape[2], device=y.device)
+    out = torch.softmax(torch.bmm(hidden, last), dim=2) - (y[:, None] == labels).to(x.dtype)
+    inner = torch.bmm(out, last.transpose(1, 2)) * (before > 0)
+    norms = [x.norm(dim=2) * inner.norm(dim=2), hidden.norm(dim=2) * out.norm(dim=2)]
+    return torch.stack([norm.median(dim=1).values for norm in norms]).mean(0)
+
+
 def poisson_lots(rates: Tensor, examples: int, width: int, generator: torch.Generator) -> tuple[Tensor, Tensor, Tensor]:
     """A lot for each run: indices [K, width], which of them are real, and whether the width was too small.
 
@@ -211,8 +224,11 @@ def train(
     marks: list[int] | None = None,
     train_accuracy: bool = False,
     truncated: bool = False,
+    probe: Callable[[Program], Tensor] | None = None,
 ) -> dict[int, dict[str, list[float]]]:
     """Train all runs; accuracies of all runs at the given steps (and at the end), as {step: {"test": [...]}}.
+
+    `probe` measures something more of every run at those steps, kept as "probe".
 
     A run that has ended keeps its last model, so the entry of the longest run's end holds every run's last model.
     """
@@ -229,6 +245,8 @@ def train(
         readings[stop] = {"test": program.accuracy(data.test_x, data.test_y)}
         if train_accuracy:
             readings[stop]["train (private)"] = program.accuracy(data.train_x, data.train_y)
+        if probe is not None:
+            readings[stop]["probe"] = probe(program)
     if program.overfull.any():
         raise RuntimeError(f"a lot of expected size {program.lot} did not fit into {program.width} places")
     return {step: {name: value.tolist() for name, value in reading.items()} for step, reading in readings.items()}

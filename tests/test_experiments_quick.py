@@ -1,0 +1,70 @@
+"""The experiments run from beginning to end in their quick form, and their accounting is that of the notes."""
+
+import json
+import math
+import sys
+from pathlib import Path
+
+import pytest
+
+sys.path.insert(0, str(Path(__file__).parents[1] / "experiments"))
+import all_figures
+from budgets import AS_PUBLISHED, CACHE, VALID, Cost
+
+from hush.accounting import Gaussian, PoissonSampled, moments, pld, renyi
+
+
+def run(monkeypatch: pytest.MonkeyPatch, *options: str) -> None:
+    monkeypatch.setattr(sys, "argv", ["all_figures.py", "--device", "cpu", "--quick", "--repetitions", "2", *options])
+    all_figures.main()
+
+
+def test_every_part_runs_and_is_drawn(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    run(monkeypatch, "--out", str(tmp_path))
+    results = {part: json.loads((tmp_path / f"{part}.json").read_text()) for part in all_figures.PARTS}
+    for part, result in results.items():
+        assert result["command"] == f"python experiments/{part}.py --quick" and result["seed"] == 2016
+    for part in ("mnist_paper", "mnist_best"):
+        for row in results[part]["rows"].values():
+            assert len(row["values"]) == 2 and math.isclose(row["mean"], sum(row["values"]) / 2)
+    printed = results["fig1_accountants"]["epsilon"]["moments"]
+    assert [round(value, 4) for value in printed] == [1.2586, 2.5759]  # the notes' independent values
+    assert all(p["accuracy"][VALID] >= 0 for p in results["fig4_mnist_parameters"]["points"])
+    run(monkeypatch, "--out", str(tmp_path), "--draw-only")
+    for part in all_figures.PARTS:
+        assert (tmp_path / f"{part}.png").stat().st_size > 5000
+
+
+@pytest.mark.parametrize(
+    ("sigma", "pca_sigma", "epsilon", "epochs"), [(8.0, 16.0, 0.5, 14.5), (4.0, 7.0, 2.0, 107.5), (2.0, 4.0, 8.0, 353)]
+)
+def test_lengths_as_published(sigma: float, pca_sigma: float, epsilon: float, epochs: float) -> None:
+    """The epochs that the published code allows itself, computed independently in the notes."""
+    run = Cost(noise=sigma, pca_noise=pca_sigma)
+    steps = round(epochs * 100)
+    within = moments.epsilon(run.event(steps, counting=AS_PUBLISHED), delta=1e-5).upper
+    beyond = moments.epsilon(run.event(steps + 50, counting=AS_PUBLISHED), delta=1e-5).upper
+    assert within <= epsilon < beyond
+
+
+def test_valid_counting_charges_layers_jointly() -> None:
+    """m layers with noise sigma each are one Gaussian with sigma / sqrt(m): twice the squared signal, not two lots."""
+    run = Cost(noise=4.0, pca_noise=7.0)
+    assert run.event(100) == PoissonSampled(0.01, Gaussian(4.0 / math.sqrt(2))) * 100 + Gaussian(7.0)
+    assert Cost(noise=4.0, per_layer=False).event(100) == PoissonSampled(0.01, Gaussian(4.0)) * 100
+    joint, published = run.event(10_000), run.event(10_000, counting=AS_PUBLISHED)
+    assert moments.epsilon(joint, delta=1e-5).upper > moments.epsilon(published, delta=1e-5).upper
+
+
+def test_kept_answers_are_within_their_budgets() -> None:
+    """What was computed once and is read from the file still satisfies the accountants."""
+    kept = json.loads(CACHE.read_text())
+    noises = [question for question in kept if question.startswith("noise ")]
+    assert len(noises) > 20
+    for question in noises[::9]:
+        _, lot, steps, pca_noise, epsilon, examples = question.split(" ")
+        run = Cost(noise=kept[question], per_layer=False, lot_size=int(lot), examples=int(examples),
+                   pca_noise=None if pca_noise == "None" else float(pca_noise))  # fmt: skip
+        event = run.event(int(steps))
+        assert 0.995 * float(epsilon) < pld.epsilon(event, delta=1e-5).upper <= float(epsilon)
+        assert renyi.epsilon(event, delta=1e-5).upper > 0.9 * float(epsilon)
