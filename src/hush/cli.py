@@ -4,7 +4,7 @@ import sys
 
 import typer
 
-from hush.commands import accounting
+from hush.commands import accounting, ledger
 
 app = typer.Typer(
     name="hush",
@@ -14,6 +14,7 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
 )
 accounting.mount(app)
+ledger.mount(app)
 
 
 def main(arguments: list[str] | None = None) -> None:

@@ -1,7 +1,6 @@
-"""`hush ledger`: make a ledger, look at it, check it, close or link what needs a person's word."""
+"""hush ledger: make a ledger, look at it, check it, close or link what needs a person's word. Imports no torch."""
 
 import json
-import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -17,6 +16,11 @@ app = typer.Typer(name="ledger", no_args_is_help=True, help="The durable account
 
 File = Annotated[Path, typer.Argument(help="The ledger's file.")]
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON object.")]
+
+
+def mount(application: typer.Typer) -> None:
+    """Add `ledger` with its commands to the application."""
+    application.add_typer(app)
 
 
 @app.command("open")
@@ -62,12 +66,7 @@ def check(
     with _one_line(), _existing(file) as ledger:
         seen = [_parse(head)] if head else []
         if checkpoint is not None:
-            from hush import checkpoints
-
-            found = checkpoints.load(checkpoint).seen
-            if found is None:
-                raise LedgerError("a checkpoint of a run with a ledger", "one without", "give another checkpoint")
-            seen.append(found)
+            seen.append(_seen_by(checkpoint))
         for one in seen:
             ledger.must_include(one)
         _print({"intact": True, "head": ledger.head().to_dict(), "witnesses": len(seen)}, as_json)
@@ -131,6 +130,18 @@ def _account(page: Page) -> dict[str, Any]:
     }
 
 
+def _seen_by(folder: Path) -> Head:
+    from hush import checkpoints
+
+    try:
+        found = checkpoints.load(folder).seen
+    except checkpoints.CheckpointError as error:
+        raise ValueError(str(error)) from None
+    if found is None:
+        raise LedgerError("a checkpoint of a run with a ledger", "one without", "give another checkpoint")
+    return found
+
+
 def _parse(head: str) -> Head:
     sequence, _, digest = head.partition(":")
     return Head.from_dict({"sequence": int(sequence) if sequence.isdecimal() else None, "hash": digest})
@@ -155,11 +166,8 @@ def _print(summary: dict[str, Any], as_json: bool) -> None:
 
 @contextmanager
 def _one_line() -> Iterator[None]:
-    """Errors that a person can act on, in one line and without a traceback."""
-    from hush.checkpoints import CheckpointError
-
+    """What the ledger refuses is a user's matter: the application prints it in one line."""
     try:
         yield
-    except (LedgerError, CheckpointError, ValueError, OSError) as error:
-        print(f"error: {error}", file=sys.stderr)
-        raise typer.Exit(1) from None
+    except LedgerError as error:
+        raise ValueError(str(error)) from None
