@@ -62,13 +62,13 @@ class Loader:
     def batches(self, lot: Lot, size: int) -> Iterator[Any]:
         """The lot's examples, at most `size` at a time; an empty lot has no batches."""
         indices = lot.split(size)
-        return lot.hand_out(zip((Handed(len(index)) for index in indices), self._read(indices), strict=True))
+        return lot.hand_out(zip((Handed(len(index), size) for index in indices), self._read(indices), strict=True))
 
     def padded(self, lot: Lot, size: int) -> Iterator[LoadedBatch]:
         """The lot's examples in batches of exactly `size` rows with a mask, for code that wants fixed shapes."""
         indices = lot.split(size)
         full = (_pad(batch, len(index), size) for index, batch in zip(indices, self._read(indices), strict=True))
-        return lot.hand_out((Handed(size, batch.mask), batch) for batch in full)
+        return lot.hand_out((Handed(size, size, batch.mask), batch) for batch in full)
 
     def _read(self, indices: Sequence[Tensor]) -> Iterator[Any]:
         if self._reader is None:

@@ -210,9 +210,11 @@ class PaddedBatch(NamedTuple):
 
 
 class Handed(NamedTuple):
-    """A batch in the user's hands: how many rows it has, and which of them count (None: all)."""
+    """A batch in the user's hands: how many rows it has, and which of them count (all, if there is no mask)."""
 
     rows: int
+    size: int
+    """The physical batch size that was asked for: public, unlike the rows of a last batch."""
     mask: torch.Tensor | None = None
 
 
@@ -242,8 +244,8 @@ class Lot:
         """
         if pad:
             full = [padded(index, size) for index in self.split(size)]
-            return self.hand_out((Handed(size, batch.mask), batch) for batch in full)
-        return self.hand_out((Handed(len(index)), index) for index in self.split(size))
+            return self.hand_out((Handed(size, size, batch.mask), batch) for batch in full)
+        return self.hand_out((Handed(len(index), size), index) for index in self.split(size))
 
     def split(self, size: int) -> list[torch.Tensor]:
         if isinstance(size, bool) or not isinstance(size, int) or size < 1:

@@ -1,0 +1,53 @@
+"""The sum over the batches of one lot: results equal one big batch, and the bound does not tell how the lot was cut."""
+
+import math
+from collections.abc import Mapping
+
+import torch
+from torch import Tensor
+
+from hush.gradients.bounded import BoundedSum, Group
+from hush.gradients.clip import Clip
+from hush.gradients.clipped import clipped_sum
+
+
+class LotSum:
+    """Adds up the clipped sums of a lot's batches, the first as it comes, further ones in fp64.
+
+    The slack of rounding in a bound depends on the graph of a batch. Noise must not tell what was in a lot, so the
+    largest slack that was ever seen counts for every lot that follows, an empty one too.
+    """
+
+    def __init__(self, slack: float = 0.0) -> None:
+        self.slack = slack
+        self._tensors: dict[str, Tensor] | None = None
+        self._count: BoundedSum | None = None
+
+    def clear(self) -> None:
+        self._tensors, self._count = None, None
+
+    def add(self, batch: BoundedSum, clip: Clip, *, borrowed: bool = False) -> None:
+        """Add a batch; `borrowed` tensors are copied because their owner will overwrite them."""
+        for exact, group in zip(clip.groups(batch.tensors), batch.groups, strict=True):
+            if math.isfinite(exact.bound):
+                self.slack = max(self.slack, group.bound / exact.bound - 1)
+        if self._tensors is None:
+            self._tensors = {name: t.clone() if borrowed else t for name, t in batch.tensors.items()}
+            self._count = batch.count
+            return
+        for name, tensor in batch.tensors.items():
+            if self._tensors[name].dtype != torch.float64:
+                self._tensors[name] = self._tensors[name].double()
+            self._tensors[name] += tensor
+        self._count = self._count + batch.count if self._count is not None and batch.count is not None else None
+
+    def total(self, parameters: Mapping[str, Tensor], clip: Clip) -> BoundedSum:
+        """The lot's sum with the bounds of its clip; zeros for a lot without examples."""
+        tensors, count = self._tensors, self._count
+        if tensors is None:
+            device = next(iter(parameters.values())).device
+            nothing = clipped_sum(torch.zeros(0, device=device), parameters, clip)
+            tensors, count = dict(nothing.tensors), nothing.count
+        # One part in 2^50 more, so that the product is never rounded below the bound that the slack came from.
+        groups = tuple(Group(g.names, g.bound * (1 + self.slack) * (1 + 2.0**-50)) for g in clip.groups(parameters))
+        return BoundedSum(tensors, groups, count)

@@ -1,0 +1,120 @@
+"""What `Private` looks at in every step: the losses' shape, layers that mix examples, buffers, the optimizer.
+
+These checks see shapes, flags and version counters, never a value, so they wait for no device and say nothing of the
+data. What only a second forward pass can show is the business of `selfcheck`.
+"""
+
+import math
+from collections.abc import Collection, Mapping, Sequence
+from fnmatch import fnmatchcase
+
+import torch
+from torch import Tensor, nn
+
+from hush.batchnorm import mixes_examples
+from hush.gradients.clip import Clip
+
+
+class Guard:
+    """Watches one model; `public_buffers` are patterns of buffers that may change because they tell nothing of data."""
+
+    def __init__(self, model: nn.Module, public_buffers: Sequence[str] = ()) -> None:
+        self._model = model
+        self.public = tuple(public_buffers)
+        self._buffers: dict[str, tuple[Tensor, int]] = {}
+
+    def begin_lot(self) -> dict[str, nn.Parameter]:
+        """The trainable parameters of this lot; notes the buffers, refuses layers that mix or remember examples."""
+        refuse_mixing(self._model)
+        trainable = {name: p for name, p in self._model.named_parameters() if p.requires_grad}
+        if not trainable:
+            raise ValueError("the model has no trainable parameter: every parameter has requires_grad=False")
+        self._buffers = {
+            name: (b, b._version) for name, b in self._model.named_buffers() if not is_public(name, self.public)
+        }
+        return trainable
+
+    def at_backward(self, losses: Tensor, rows: int, copies: int) -> None:
+        """Refuse losses that are not one per example, and a forward pass that wrote into buffers."""
+        check_losses(losses, rows, copies)
+        self.after_forward()
+
+    def after_forward(self) -> None:
+        """Refuse a forward pass that mixed examples or wrote into buffers."""
+        refuse_mixing(self._model)
+        now = dict(self._model.named_buffers())
+        for name, (buffer, version) in self._buffers.items():
+            if now.get(name) is not buffer or buffer._version != version:
+                raise RuntimeError(
+                    f"buffer {name!r} of {owner_of(self._model, name)} was changed between the start of the lot and "
+                    "backward. A buffer that the forward pass fills from the batch carries raw data into the model "
+                    "without noise. Freeze it (eval mode, track_running_stats=False); if what it holds does not "
+                    f"depend on the examples (a counter, say), declare it: Private(..., public_buffers=({name!r},))"
+                )
+
+
+def refuse_mixing(model: nn.Module) -> None:
+    """Refuse layers that, as they stand now, take statistics over the batch or remember them."""
+    for name, module in model.named_modules():
+        if mixes_examples(module):
+            raise RuntimeError(
+                f"{type(module).__name__} at {name or 'the root'!r} is in training mode: it takes statistics over the "
+                "batch, so that one example moves the gradients of all others, or remembers them. Replace it with "
+                "hush.replace_batchnorm(model) before making the optimizer, or freeze it with .eval()"
+            )
+
+
+def is_public(buffer: str, patterns: Sequence[str]) -> bool:
+    """Whether the buffer was declared to hold nothing of the data."""
+    return any(fnmatchcase(buffer, pattern) for pattern in patterns)
+
+
+def owner_of(model: nn.Module, buffer: str) -> str:
+    """The class of the module that owns the buffer."""
+    return type(model.get_submodule(buffer.rpartition(".")[0])).__name__
+
+
+def check_losses(losses: Tensor, rows: int, copies: int = 1) -> None:
+    """Refuse anything but a vector with one loss for each row (times copies)."""
+    if not isinstance(losses, Tensor):
+        raise TypeError(f"losses must be a tensor with one loss for each example, got {type(losses).__name__}")
+    if losses.ndim == 0:
+        raise ValueError(
+            "expected one loss for each example, got a scalar. A loss that is averaged or summed over the batch "
+            "cannot be clipped example by example: use reduction='none'. A term for the whole batch (a penalty on the "
+            "weights, say) belongs into the optimizer (weight_decay) or, per example, into each loss"
+        )
+    if not losses.is_floating_point():
+        raise TypeError(f"losses must be floating point, got {losses.dtype}")
+    expected = {(rows * copies,), (rows, copies)} if copies > 1 else {(rows,)}
+    if tuple(losses.shape) not in expected:
+        raise ValueError(
+            f"expected losses of shape {' or '.join(map(str, sorted(expected)))}, one for each example of the batch"
+            f"{f' and each of its {copies} copies' if copies > 1 else ''}, got {tuple(losses.shape)}. Average tokens "
+            "or pixels per example first; for several augmentations of an example call backward(losses, copies=K)"
+        )
+
+
+def check_groups(clip: Clip, parameters: Mapping[str, Tensor], *, noisy: bool) -> None:
+    """Refuse a clip that does not fit the parameters, or whose bound is infinite where noise is to be scaled by it."""
+    for group in clip.groups(parameters):
+        if noisy and not math.isfinite(group.bound):
+            raise ValueError(
+                f"the clipping bound of {', '.join(group.names[:4])} is infinite, and so would be its noise: give a "
+                "finite bound, or noise_multiplier=0 for a run that is NOT PRIVATE"
+            )
+
+
+def check_optimizer(optimizer: torch.optim.Optimizer, covered: Collection[Tensor]) -> None:
+    """Refuse an optimizer that would use a gradient that is not the released one."""
+    if isinstance(optimizer, torch.optim.LBFGS):
+        raise TypeError("LBFGS evaluates the loss again inside its step, without noise or charge; use another one")
+    ours = set(map(id, covered))
+    for number, group in enumerate(optimizer.param_groups):
+        for parameter in group["params"]:
+            if parameter.grad is not None and id(parameter) not in ours:
+                raise RuntimeError(
+                    f"a parameter of shape {tuple(parameter.shape)} in group {number} of the optimizer has a gradient "
+                    "that is not private: it is not a trainable parameter of the model in this lot. Take it out of "
+                    "the optimizer, set its .grad to None, or freeze and unfreeze parameters only between lots"
+                )
