@@ -1,4 +1,4 @@
-"""Filter and odometer: refused before use, exact for one order, valid against every adaptive opponent of a small game."""
+"""Filter and odometer: refused before use, exact for one order, valid against every opponent of a small game."""
 
 import json
 import math

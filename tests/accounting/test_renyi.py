@@ -82,7 +82,7 @@ def test_pure_dp_is_randomised_response(rate: float, epsilon: float, order: floa
 
 
 def test_orders_never_limit_the_answer() -> None:
-    """On a grid a hundred times finer than the search needs, no order does better; also where epsilon is in the thousands."""
+    """On a grid much finer than the search needs, no order does better; also where epsilon is in the thousands."""
     for event, delta in [
         (PoissonSampled(1 / 16, Gaussian(1.0)) * 10**6, 1e-5),
         (STEP * 10_000, 1e-5),

@@ -85,7 +85,7 @@ def sampled_gaussian_delta(rate: float, noise: float, epsilon: float) -> mp.mpf:
 
 
 def sampled_group_delta(rate: float, noise: float, *, epsilon: float, size: int) -> float:
-    """The delta of a group of `size` records under Poisson sampling, with against without, by a plain sum over the line."""
+    """The delta of a group of `size` records under Poisson sampling, with against without, by a plain sum."""
     z = np.linspace(-10 * noise, size + 10 * noise, 400_001)
     densities = [np.exp(-0.5 * ((z - j) / noise) ** 2) / (noise * np.sqrt(2 * np.pi)) for j in range(size + 1)]
     mixture = sum(float(mp.binomial(size, j)) * rate**j * (1 - rate) ** (size - j) * d for j, d in enumerate(densities))

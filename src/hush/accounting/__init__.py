@@ -2,7 +2,7 @@
 
 from hush.accounting import calibrate, moments, pld, renyi, strong
 from hush.accounting.answers import ACCOUNTANTS, NOT_VALID, Accountant, delta, epsilon
-from hush.accounting.bounds import Bounds, Budget
+from hush.accounting.bounds import Bounds, Budget, rounded_up
 from hush.accounting.events import (
     ADJACENCY,
     NOTHING,
@@ -55,6 +55,7 @@ __all__ = [
     "parts_of",
     "pld",
     "renyi",
+    "rounded_up",
     "strong",
     "to_dict",
 ]

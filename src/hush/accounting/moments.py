@@ -31,13 +31,13 @@ def epsilon(event: Event, *, delta: float, lambdas: Sequence[int] = LAMBDAS) -> 
     1.2586
     """
     require_delta(delta)
-    return Bounds(0.0, _epsilon(log_moments(event, lambdas), lambdas, delta) if parts_of(event) else 0.0)
+    return Bounds(0.0, _epsilon(log_moments(event, lambdas), lambdas, delta))
 
 
 def delta(event: Event, *, epsilon: float, lambdas: Sequence[int] = LAMBDAS) -> Bounds:
     """The smallest delta that Theorem 2.2 gives for this epsilon, at most 1."""
     require_epsilon(epsilon)
-    return Bounds(0.0, _delta(log_moments(event, lambdas), lambdas, epsilon) if parts_of(event) else 0.0)
+    return Bounds(0.0, _delta(log_moments(event, lambdas), lambdas, epsilon))
 
 
 class MomentsAccountant:
@@ -70,12 +70,12 @@ class MomentsAccountant:
     def epsilon(self, *, delta: float) -> float:
         """Epsilon spent so far at this delta."""
         require_delta(delta)
-        return _epsilon(self._log_moments, self._lambdas, delta) if self._event != NOTHING else 0.0
+        return _epsilon(self._log_moments, self._lambdas, delta)
 
     def delta(self, *, epsilon: float) -> float:
         """Delta spent so far at this epsilon."""
         require_epsilon(epsilon)
-        return _delta(self._log_moments, self._lambdas, epsilon) if self._event != NOTHING else 0.0
+        return _delta(self._log_moments, self._lambdas, epsilon)
 
 
 def log_moments(event: Event, lambdas: Sequence[int] = LAMBDAS) -> Array:
@@ -173,10 +173,14 @@ def of_pure_dp(epsilon: float, order: float) -> float:
 
 
 def _epsilon(alphas: Array, lambdas: Sequence[int], delta: float) -> float:
+    if not alphas.all():  # a moment of exactly 0: with and without the record the outputs are the same
+        return 0.0
     return max(0.0, float(np.min((alphas - math.log(delta)) / np.array(lambdas))))
 
 
 def _delta(alphas: Array, lambdas: Sequence[int], epsilon: float) -> float:
+    if not alphas.all():
+        return 0.0
     exponent = min(0.0, float(np.min(alphas - np.array(lambdas) * epsilon)))
     return max(math.exp(exponent), math.ulp(0.0))
 

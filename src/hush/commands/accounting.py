@@ -8,8 +8,7 @@ from typing import Annotated, cast
 import typer
 
 from hush import accounting
-from hush.accounting import Accountant, Allocated, Budget, Event, Gaussian, PoissonSampled, Shuffled
-from hush.accounting.bounds import rounded_up
+from hush.accounting import Accountant, Allocated, Budget, Event, Gaussian, PoissonSampled, Shuffled, rounded_up
 from hush.commands import figure
 
 Rate = Annotated[float, typer.Option(help="Sampling rate q = lot size / examples, in [0, 1].")]

@@ -3,7 +3,7 @@
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from hush.accounting.bounds import rounded_up
+from hush.accounting import rounded_up
 
 # Look and words for each accountant; from the loosest line to the tightest.
 STYLES = {

@@ -1,0 +1,181 @@
+"""One suite for every accountant: what may be relied on whichever of them answers."""
+
+import math
+from functools import cache
+from itertools import pairwise
+from types import ModuleType
+
+import pytest
+from oracles.privacy_moments import gaussian_delta, gaussian_epsilon
+
+from hush import accounting
+from hush.accounting import (
+    NOTHING,
+    Allocated,
+    Composed,
+    Event,
+    Gaussian,
+    Grouped,
+    Laplace,
+    PoissonSampled,
+    PureDP,
+    Shuffled,
+    moments,
+    pld,
+    renyi,
+    strong,
+)
+
+STEP = PoissonSampled(0.02, Gaussian(2.0))
+MECHANISMS: list[Event] = [
+    Gaussian(3.0),
+    Laplace(4.0),
+    PureDP(0.2),
+    STEP,
+    PoissonSampled(0.1, Laplace(2.0)),
+    PoissonSampled(0.1, PureDP(0.5)),
+    Shuffled(50, Gaussian(3.0)),
+    Allocated(50, Gaussian(1.5)),
+    Grouped(2, STEP),
+    Grouped(3, Gaussian(9.0)),
+]
+every_accountant = pytest.mark.parametrize(
+    "accountant", [moments, renyi, pld, strong], ids=lambda m: m.__name__.split(".")[-1]
+)
+every_mechanism = pytest.mark.parametrize("event", MECHANISMS, ids=repr)
+
+
+@cache
+def certified(event: Event) -> tuple[float, float]:
+    """The certified lower bounds on epsilon at delta 1e-5 and on delta at epsilon 0.7."""
+    return pld.epsilon(event, delta=1e-5).lower, pld.delta(event, epsilon=0.7).lower
+
+
+@cache
+def upper(accountant: ModuleType, event: Event, delta: float = 1e-5) -> float:
+    return float(accountant.epsilon(event, delta=delta).upper)
+
+
+@every_accountant
+@every_mechanism
+def test_counts_above_one_cost_more_than_one(accountant: ModuleType, event: Event) -> None:
+    """A branch that forgot to multiply by the count would answer the same for all of these."""
+    costs = [upper(accountant, event * n) for n in (1, 3, 30)]
+    assert all(math.isfinite(cost) for cost in costs)
+    assert costs[0] < costs[1] < costs[2]
+
+
+@every_accountant
+@every_mechanism
+def test_no_answer_lies_below_the_certified_lower_bound(accountant: ModuleType, event: Event) -> None:
+    for n in (1, 20):
+        least_epsilon, least_delta = certified(event * n)
+        assert least_epsilon <= upper(accountant, event * n) * (1 + 1e-9)
+        assert least_delta <= accountant.delta(event * n, epsilon=0.7).upper * (1 + 1e-9)
+
+
+@every_accountant
+@every_mechanism
+def test_a_smaller_delta_costs_more(accountant: ModuleType, event: Event) -> None:
+    costs = [upper(accountant, event * 5, delta) for delta in (1e-2, 1e-5, 1e-10)]
+    assert all(a <= b * (1 + 2e-3) for a, b in pairwise(costs))
+
+
+@every_accountant
+@every_mechanism
+def test_delta_and_epsilon_answer_each_other(accountant: ModuleType, event: Event) -> None:
+    cost = upper(accountant, event * 5)
+    assert accountant.delta(event * 5, epsilon=cost).upper <= 1e-5 * (1 + 2e-2)
+    assert (
+        0
+        <= accountant.delta(event * 5, epsilon=cost * 2 + 1).upper
+        <= accountant.delta(event * 5, epsilon=0.0).upper
+        <= 1
+    )
+
+
+@every_accountant
+def test_more_noise_and_a_lower_rate_cost_less(accountant: ModuleType) -> None:
+    by_noise = [upper(accountant, PoissonSampled(0.02, Gaussian(noise)) * 50) for noise in (0.5, 1.0, 3.0, 20.0)]
+    by_rate = [upper(accountant, PoissonSampled(rate, Gaussian(1.5)) * 50) for rate in (1.0, 0.3, 0.01, 1e-4)]
+    for costs in (by_noise, by_rate):
+        assert all(a > b for a, b in pairwise(costs))
+
+
+@every_accountant
+@pytest.mark.parametrize("noise", [0.7, 2.0, 30.0])
+@pytest.mark.parametrize("count", [1, 4, 100])
+def test_hazard_24_rate_one_bounds_the_analytic_gaussian(accountant: ModuleType, noise: float, count: int) -> None:
+    exact = gaussian_epsilon(noise, 1e-5, count)
+    for event in (Gaussian(noise) * count, PoissonSampled(1.0, Gaussian(noise)) * count):
+        bounds = accountant.epsilon(event, delta=1e-5)
+        assert bounds.lower <= exact <= bounds.upper
+        held = accountant.delta(event, epsilon=1.0)
+        assert held.lower <= gaussian_delta(noise, 1.0, count) <= held.upper
+
+
+@every_accountant
+def test_parts_that_differ_cost_at_least_each_and_in_any_order(accountant: ModuleType) -> None:
+    whole = Gaussian(4.0) * 2 + STEP * 100 + Laplace(8.0)
+    assert upper(accountant, whole) >= max(
+        upper(accountant, part) for part in (Gaussian(4.0) * 2, STEP * 100, Laplace(8.0))
+    )
+    assert upper(accountant, whole) == upper(accountant, Laplace(8.0) + STEP * 60 + Gaussian(4.0) * 2 + STEP * 40)
+
+
+@every_accountant
+def test_a_larger_group_pays_more(accountant: ModuleType) -> None:
+    costs = [upper(accountant, accounting.grouped(STEP * 40, size)) for size in (1, 2, 5)]
+    assert costs[0] < costs[1] < costs[2]
+
+
+@every_accountant
+def test_nothing_costs_nothing(accountant: ModuleType) -> None:
+    for free in (NOTHING, STEP * 0, PoissonSampled(0.0, Gaussian(1.0)) * 9, PureDP(0.0) * 9):
+        assert upper(accountant, free) <= 1e-4
+    assert accountant.epsilon(NOTHING, delta=1e-9).upper == accountant.delta(NOTHING, epsilon=0.0).upper == 0.0
+
+
+class Unheard(Event):
+    """A mechanism nobody has analysed."""
+
+
+@every_accountant
+def test_what_is_not_known_is_refused_by_name(accountant: ModuleType) -> None:
+    for event in (Unheard(), Composed(((Gaussian(1.0), 3), (Unheard(), 1)))):
+        with pytest.raises(ValueError, match="Unheard"):
+            accountant.epsilon(event, delta=1e-5)
+        with pytest.raises(ValueError, match="Unheard"):
+            accountant.delta(event, epsilon=1.0)
+    tampered = object.__new__(PoissonSampled)
+    object.__setattr__(tampered, "rate", 0.1)
+    object.__setattr__(tampered, "event", STEP)
+    with pytest.raises(ValueError, match="PoissonSampled"):
+        accountant.epsilon(tampered, delta=1e-5)
+
+
+@every_accountant
+def test_a_question_without_an_answer_is_refused(accountant: ModuleType) -> None:
+    for delta in (0.0, 1.0, -1e-5, math.nan):
+        with pytest.raises(ValueError, match="delta"):
+            accountant.epsilon(STEP, delta=delta)
+    for epsilon in (-0.1, math.nan, math.inf):
+        with pytest.raises(ValueError, match="epsilon"):
+            accountant.delta(STEP, epsilon=epsilon)
+
+
+@every_mechanism
+def test_the_default_answer_is_never_above_renyis(event: Event) -> None:
+    for n in (1, 40):
+        assert accounting.epsilon(event * n, delta=1e-7).upper <= upper(renyi, event * n, 1e-7)
+        assert accounting.delta(event * n, epsilon=0.5).upper <= renyi.delta(event * n, epsilon=0.5).upper
+
+
+def test_each_name_reaches_its_accountant() -> None:
+    run = STEP * 100
+    for name, module in {"renyi": renyi, "moments": moments, "strong": strong}.items():
+        assert accounting.epsilon(run, delta=1e-5, accountant=name) == module.epsilon(run, delta=1e-5)  # type: ignore[arg-type]
+        assert accounting.delta(run, epsilon=1.0, accountant=name) == module.delta(run, epsilon=1.0)  # type: ignore[arg-type]
+    assert accounting.epsilon(run, delta=1e-5, accountant="strong-paper") == strong.paper_epsilon(run, delta=1e-5)
+    with pytest.raises(ValueError, match="gdp"):
+        accounting.epsilon(run, delta=1e-5, accountant="gdp")  # type: ignore[arg-type]
