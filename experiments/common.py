@@ -7,6 +7,7 @@ import sys
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -105,6 +106,7 @@ def summary(values: list[float]) -> dict[str, Any]:
     }
 
 
+@lru_cache(maxsize=2)
 def pixels(name: str, options: Options) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """Images as rows of numbers in [0, 1] and labels, on the device; a few hundred of them for --quick."""
     images = data.load(name)

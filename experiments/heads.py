@@ -178,6 +178,8 @@ class HeadProgram:
 
 def train_head(head: Head, features: Features, *, seed: int) -> float:
     """Test accuracy of the last (averaged) model."""
+    if features.train_x.is_cuda:
+        torch.cuda.empty_cache()  # the memory of earlier programs' graphs
     program = HeadProgram(head, features, seed=seed)
     advance = captured(program) if features.train_x.is_cuda else program.step
     for _ in range(head.steps):

@@ -70,7 +70,8 @@ def figure4_lines(result: Result) -> list[str]:
              f"{min(few):g}: {percent(few[min(few)])}; {max(few):g}: {percent(few[max(few)])}"),
         line("lot size has a relatively large impact", spread(lots) > POINT, percent(spread(lots))),
         line("the best lot size is roughly sqrt(N) = 245", best(lots) <= 490, f"best {best(lots):g}"),
-        line("accuracy is stable for learning rates in [0.01, 0.07]", spread(middle) < 2 * POINT, percent(spread(middle))),
+        line("accuracy is stable for learning rates in [0.01, 0.07]", spread(middle) < 2 * POINT,
+             percent(spread(middle))),
         line("accuracy peaks at a learning rate of 0.05", rates[best(rates)] - rates[0.05] <= NOISE,
              f"best {best(rates):g}: {percent(rates[best(rates)])}; 0.05: {percent(rates[0.05])}"),
         line("accuracy falls significantly if the learning rate is too large",
@@ -78,10 +79,12 @@ def figure4_lines(result: Result) -> list[str]:
              f"{max(rates):g}: {percent(rates[max(rates)])}"),
         line("too small a clipping norm, and too large a one, cost accuracy",
              min(clips) < best(clips) < max(clips),
-             f"best {best(clips):g}; {min(clips):g}: {percent(clips[min(clips)])}; {max(clips):g}: {percent(clips[max(clips)])}"),
+             f"best {best(clips):g}; {min(clips):g}: {percent(clips[min(clips)])}; "
+             f"{max(clips):g}: {percent(clips[max(clips)])}"),
         line("the median of the gradient norms is a good clipping norm",
              clips[best(clips)] - clips[nearest] <= POINT,
-             f"median about {median:.2g}; at {nearest:g}: {percent(clips[nearest])}, best {percent(clips[best(clips)])}"),
+             f"median about {median:.2g}; at {nearest:g}: {percent(clips[nearest])}, "
+             f"best {percent(clips[best(clips)])}"),
         line("the noise level has a large impact", spread(noise) > POINT,
              f"{percent(spread(noise))}; best {best(noise):g}"),
     ]  # fmt: skip
@@ -129,8 +132,8 @@ def figure3(result: Result) -> list[str]:
         rows.append(line(f"90 % at (0.25, 0.01), {counting}", (reached or 0) >= 0.90, told))
         by_epsilon = at[8.0, 1e-5] - at[0.5, 1e-5]
         by_delta = max(at[2.0, d] for d in (1e-5, 1e-2)) - at[2.0, 1e-5]
-        rows.append(line(f"epsilon matters more than delta, {counting}", by_epsilon > by_delta,
-                         f"epsilon 0.5 to 8: {percent(by_epsilon)}; delta 1e-5 to 1e-2: {percent(by_delta)}"))  # fmt: skip
+        told = f"epsilon 0.5 to 8: {percent(by_epsilon)}; delta 1e-5 to 1e-2: {percent(by_delta)}"
+        rows.append(line(f"epsilon matters more than delta, {counting}", by_epsilon > by_delta, told))
     return rows
 
 
@@ -174,11 +177,11 @@ SECTIONS: dict[str, Callable[[Result], list[str]]] = {
 }
 FOREWORD = """# Results on MNIST and Fashion-MNIST
 
-Written by `experiments/results_page.py` from `results/*.json`; `make figures` makes them all. Accuracy is the last model's
-test accuracy, mean ± standard deviation over the repetitions, delta is 1e-5 unless said. Runs are seeded: they measure
-accuracy and protect nobody. "Valid" is the library's accounting (privacy loss distributions, joint over layers); "as
-published" repeats how the paper's code counted and is not a guarantee. Settings for MNIST were tuned on Fashion-MNIST
-and those for Fashion-MNIST on MNIST.
+Written by `experiments/results_page.py` from `results/*.json`; `make figures` makes them all. Accuracy is the last
+model's test accuracy, mean ± standard deviation over the repetitions; delta is 1e-5 unless said. Runs are seeded: they
+measure accuracy and protect nobody. "Valid" is the library's accounting (privacy loss distributions, joint over
+layers); "as published" repeats how the paper's code counted and is not a guarantee. Settings for MNIST were tuned on
+Fashion-MNIST and those for Fashion-MNIST on MNIST.
 """
 
 

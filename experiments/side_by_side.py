@@ -232,6 +232,8 @@ def train(
 
     A run that has ended keeps its last model, so the entry of the longest run's end holds every run's last model.
     """
+    if data.train_x.is_cuda:
+        torch.cuda.empty_cache()  # the memory of earlier programs' graphs
     program = Program(runs, data, seed=seed, truncated=truncated)
     advance = captured(program) if data.train_x.is_cuda else program.step
     end = max(run.steps for run in runs)

@@ -10,6 +10,8 @@ import pytest
 sys.path.insert(0, str(Path(__file__).parents[1] / "experiments"))
 import all_figures
 from budgets import AS_PUBLISHED, CACHE, VALID, Cost
+from fig4_mnist_parameters import SWEEPS
+from results_page import figure4_lines, page
 
 from hush.accounting import Gaussian, PoissonSampled, moments, pld, renyi
 
@@ -33,6 +35,10 @@ def test_every_part_runs_and_is_drawn(tmp_path: Path, monkeypatch: pytest.Monkey
     run(monkeypatch, "--out", str(tmp_path), "--draw-only")
     for part in all_figures.PARTS:
         assert (tmp_path / f"{part}.png").stat().st_size > 5000
+    (tmp_path / "fig4_mnist_parameters.json").unlink()  # the quick form has too few points for its statements
+    (tmp_path / "fig3_mnist_eps_delta.json").unlink()
+    text = page(tmp_path)
+    assert text.count("seed 2016") == len(all_figures.PARTS) - 2 and "1.259" in text
 
 
 @pytest.mark.parametrize(
@@ -68,3 +74,49 @@ def test_kept_answers_are_within_their_budgets() -> None:
         event = run.event(int(steps))
         assert 0.995 * float(epsilon) < pld.epsilon(event, delta=1e-5).upper <= float(epsilon)
         assert renyi.epsilon(event, delta=1e-5).upper > 0.9 * float(epsilon)
+
+
+def fake_figure4(**changed: float) -> dict:
+    """Results in which every statement of the paper's text holds, but for what is changed ("panel x" -> accuracy)."""
+    points = []
+    for panel, (_, values) in SWEEPS.items():
+        for x in values:
+            accuracy = 0.95
+            if panel == "learning rate":
+                accuracy = 0.95 if 0.01 <= x <= 0.07 else 0.90
+            if panel == "lot size":
+                accuracy = 0.95 if x == 300 else 0.935
+            if panel in ("gradient clipping norm", "noise level"):
+                accuracy = 0.95 if x == 4 else 0.93
+            points.append({"panel": panel, "x": x, "projection": "pca", "accuracy": accuracy})
+    few = "few epochs (noise 2), hidden units"
+    points += [{"panel": few, "x": x, "projection": "pca", "accuracy": 0.9 + x / 1e5} for x in (200, 2000)]
+    for projection, accuracy in (("none", 0.93), ("random", 0.925)):
+        points.append({"panel": "projection dimensions", "x": 1, "projection": projection, "accuracy": accuracy})
+    for p in points:
+        name = f"{p['panel']} {p['x']:g}" if p["projection"] == "pca" else p["projection"]
+        p["accuracy"] = {VALID: changed.get(name, p["accuracy"])}
+        p["median gradient norm (private)"] = {1: 4.2, 100: 3.9, 1000: 4.0}
+    return {"points": points}
+
+
+def test_statements_are_judged_by_the_numbers() -> None:
+    assert all("| holds |" in text for text in figure4_lines(fake_figure4()))
+    wrong = {
+        "stable in the PCA dimension": {"projection dimensions 30": 0.92},
+        "best PCA dimension is 60": {"projection dimensions 100": 0.96},
+        "no PCA costs": {"none": 0.949},
+        "random projection": {"random": 0.951},
+        "PCA noise": {"PCA noise level 16": 0.93},
+        "more hidden units": {"hidden units 2000": 0.94},
+        "with few epochs": {"few epochs (noise 2), hidden units 2000": 0.85},
+        "sqrt(N)": {"lot size 1600": 0.96},
+        "[0.01, 0.07]": {"learning rate 0.02": 0.92},
+        "rate of 0.05": {"learning rate 0.03": 0.96},
+        "rate is too large": {"learning rate 0.4": 0.945},
+        "too small a clipping norm": {"gradient clipping norm 0.5": 0.96},
+        "median": {"gradient clipping norm 8": 0.97},
+    }
+    for words, changed in wrong.items():
+        (judged,) = [text for text in figure4_lines(fake_figure4(**changed)) if words in text.split("|")[1]]
+        assert "| does not hold |" in judged, judged

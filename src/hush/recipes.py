@@ -96,7 +96,7 @@ def recipe(data_set: str, *, model: str, epsilon: float) -> Recipe:
         tuned = BEST[data_set]
     else:
         raise ValueError(
-            f"no recipe for {data_set!r} with model {model!r}; there are mnist with paper or best, fashion-mnist with best"
+            f"no recipe for {data_set!r} with model {model!r}; there are mnist (paper, best) and fashion-mnist (best)"
         )
     below = [known for known in tuned if known <= epsilon]
     return tuned[max(below) if below else min(tuned)]
