@@ -9,6 +9,7 @@ from hush.accounting import (
     calibrate,
     epsilon,
     grouped,
+    rounded_up,
 )
 
 print("Training is still to come; this is the accountant's example.")
@@ -26,18 +27,17 @@ for accountant in ("strong-paper", "strong", "moments", "renyi", "pld"):
 budget, pca = Budget(epsilon=2.0, delta=1e-5), Gaussian(16.0)
 noise = calibrate.noise(lambda sigma: PoissonSampled(0.01, Gaussian(sigma)) * 10_000, budget, spent=pca)
 steps = calibrate.steps(lambda n: step * n, budget, spent=pca)
-print(f"\nAfter a PCA with noise 16, epsilon 2 allows 10,000 lots at noise {noise:.4f}, or {steps} lots at noise 4.")
+print(f"\nAfter a PCA with noise 16, epsilon 2 allows 10,000 lots at noise {rounded_up(noise)}, or {steps} lots at noise 4.")
 
 # The same run, seen by a family of three correlated records.
-print(
-    f"\nFor a group of three records the run costs epsilon {epsilon(grouped(run, 3), delta=1e-5, accountant='renyi')}."
-)
+family = epsilon(grouped(run, 3), delta=1e-5, accountant="renyi")
+print(f"\nFor a group of three records the run costs epsilon {family}.")
 
 # The paper's accountant by hand: charge before use, ask at any time.
 by_hand = MomentsAccountant()
 for _ in range(100):
     by_hand.accumulate(step * 100)
-print(f"\nThe moments accountant after 100 epochs: epsilon {by_hand.epsilon(delta=1e-5):.4f}.")
+print(f"\nThe moments accountant after 100 epochs: epsilon {rounded_up(by_hand.epsilon(delta=1e-5))}.")
 
 # Where noise or steps are chosen during the run, a filter guards a cap fixed in advance.
 cap = Filter(budget)
