@@ -19,7 +19,8 @@ def contributions(site: Site) -> dict[int, Contribution]:
             grad if grad is None or layout is None else only(grad, layout, example)
             for grad, layout in zip(site.grads, site.layouts, strict=True)
         ]
-        answer = backward(*grads)
+        unused = [None] * (len(node._input_metadata) - len(grads))
+        answer = backward(*grads, *unused)
         answers = answer if isinstance(answer, tuple) else (answer,)
         for index, found in gathered.items():
             value, shape = answers[index], site.shapes[index] or ()

@@ -1,9 +1,16 @@
 """Which rule reads which node: one dictionary, by the name of the node. All other nodes go to the generic rule."""
 
-from hush.gradients import broadcast, conv, embedding, linear, norm
+from hush.gradients import broadcast, conv, embedding, linear, norm, recurrent
 from hush.gradients.site import Rule
 
-RULES: dict[str, Rule] = {**linear.RULES, **conv.RULES, **embedding.RULES, **norm.RULES, **broadcast.RULES}
+RULES: dict[str, Rule] = {
+    **linear.RULES,
+    **conv.RULES,
+    **embedding.RULES,
+    **norm.RULES,
+    **recurrent.RULES,
+    **broadcast.RULES,
+}
 
 RESHAPES = frozenset(
     {
