@@ -31,10 +31,9 @@ class Scattering(nn.Module):
         self.size, self.angles = size, angles
         padded = size + 8
         scale = [torch.stack([_morlet(padded, j, k, angles) for k in range(angles)]) for j in range(2)]
-        low = _gabor(padded, width=0.8 * 2, frequency=0.0, theta=0.0, slant=1.0).real
-        self.register_buffer("fine", _fourier(scale[0]), persistent=False)
-        self.register_buffer("coarse", _fourier(scale[1]), persistent=False)
-        self.register_buffer("low", _fourier(low), persistent=False)
+        self.register_buffer("fine", torch.fft.fft2(scale[0]), persistent=False)
+        self.register_buffer("coarse", torch.fft.fft2(scale[1]), persistent=False)
+        self.register_buffer("low", _smoothing(padded), persistent=False)
         self.fine: Tensor
         self.coarse: Tensor
         self.low: Tensor
@@ -47,43 +46,62 @@ class Scattering(nn.Module):
     def forward(self, images: Tensor) -> Tensor:
         if images.ndim != 3 or images.shape[1:] != (self.size, self.size):
             raise ValueError(f"expected images of shape [B, {self.size}, {self.size}], got {list(images.shape)}")
-        fine, coarse, low = (self._like(f, images) for f in (self.fine, self.coarse, self.low))
-        low_half = _fold(low, 2) * 4  # the same averaging, for signals that keep every second pixel
+        fine, coarse, low = self.fine.to(_complex(images)), self.coarse.to(_complex(images)), self.low.to(images.dtype)
         padded = F.pad(images[:, None], (4, 4, 4, 4), mode="reflect")
-        spectrum = torch.fft.fft2(padded)
-        order0 = self._average(spectrum, low, 4)
-        fine1 = torch.fft.fft2(torch.fft.ifft2(spectrum * fine).abs())
-        coarse1 = torch.fft.fft2(torch.fft.ifft2(_fold(spectrum * coarse, 2)).abs())
-        order1 = torch.cat([self._average(fine1, low, 4), self._average(coarse1, low_half, 2)], dim=1)
-        paths = _fold(fine1[:, :, None] * coarse, 2).flatten(1, 2)
-        second = torch.fft.fft2(torch.fft.ifft2(paths).abs())
-        return torch.cat([order0, order1, self._average(second, low_half, 2)], dim=1)
-
-    @staticmethod
-    def _like(filters: Tensor, images: Tensor) -> Tensor:
-        return filters.to(torch.complex128 if images.dtype == torch.float64 else torch.complex64)
-
-    def _average(self, spectrum: Tensor, low: Tensor, stride: int) -> Tensor:
-        """Smooth, keep every stride-th pixel, cut the padding away (one coefficient of 4 pixels on each side)."""
-        smooth = torch.fft.ifft2(_fold(spectrum * low, stride)).real
-        return smooth[..., 1:-1, 1:-1]
+        spectrum = _fourier(padded.to(_complex(images)))
+        fine1 = _inverse(spectrum * fine).abs()
+        coarse1 = _inverse(_every_second(spectrum, coarse)).abs()
+        again = _fourier(fine1.to(_complex(images)))[:, :, None]
+        second = _inverse(_every_second(again, coarse)).flatten(1, 2).abs()
+        full, half = low[1:-1], 2 * low[1:-1, ::2]  # for signals that keep every, or every second, pixel
+        parts = [(padded, full), (fine1, full), (coarse1, half), (second, half)]
+        return torch.cat([_average(signals, smoothing) for signals, smoothing in parts], dim=1)
 
 
-def scatter(images: Tensor, *, batch_size: int = 1000) -> Tensor:
+def scatter(images: Tensor, *, batch_size: int = 50) -> Tensor:
     """Scattering of many images [N, H, W] in [0, 1], a batch at a time, on the images' device."""
     network = Scattering(images.shape[-1]).to(images.device)
     return torch.cat([network(images[start : start + batch_size]) for start in range(0, len(images), batch_size)])
 
 
-def _fold(spectrum: Tensor, stride: int) -> Tensor:
-    """Spectrum of the signal that keeps every stride-th pixel: the mean over the copies that alias."""
-    rows, columns = spectrum.shape[-2:]
-    copies = spectrum.unflatten(-2, (stride, rows // stride)).unflatten(-1, (stride, columns // stride))
-    return copies.mean(dim=(-4, -2))
+def _every_second(spectrum: Tensor, filters: Tensor) -> Tensor:
+    """Spectrum of the filtered signal at every second pixel: the mean over the four copies that alias."""
+    half = spectrum.shape[-1] // 2
+    parts = [
+        (rows, columns) for rows in (slice(half), slice(half, None)) for columns in (slice(half), slice(half, None))
+    ]
+    total = spectrum[..., :half, :half] * filters[..., :half, :half]
+    for rows, columns in parts[1:]:
+        total += spectrum[..., rows, columns] * filters[..., rows, columns]
+    return total.div_(4)
 
 
-def _fourier(filters: Tensor) -> Tensor:
-    return torch.fft.fft2(filters)
+def _complex(images: Tensor) -> torch.dtype:
+    return torch.complex128 if images.dtype == torch.float64 else torch.complex64
+
+
+def _fourier(signals: Tensor) -> Tensor:
+    """The 2-D Fourier transform as two products with its matrix: for so small images that beats fft2 by far."""
+    size = signals.shape[-1]
+    matrix = torch.fft.fft(torch.eye(size, dtype=signals.dtype, device=signals.device))
+    return ((signals @ matrix).mT @ matrix).mT  # the matrix is symmetric
+
+
+def _inverse(spectra: Tensor) -> Tensor:
+    return _fourier(spectra.conj()).conj() / spectra.shape[-1] ** 2
+
+
+def _average(signals: Tensor, smoothing: Tensor) -> Tensor:
+    """Smooth by a Gaussian and keep every fourth pixel of the unpadded image, along rows and columns in turn."""
+    return ((signals @ smoothing.T).mT @ smoothing.T).mT
+
+
+def _smoothing(size: int) -> Tensor:
+    """Row k of this [size / 4, size] matrix averages around pixel 4 k with a Gaussian of width 1.6, on the circle."""
+    line = _gabor(size, width=1.6, frequency=0.0, theta=0.0, slant=1.0).real
+    kernel = line[0] / line[0, 0].sqrt()  # the Gaussian is a product of two of these
+    place = torch.arange(size)
+    return kernel[(4 * torch.arange(size // 4)[:, None] - place) % size]
 
 
 def _morlet(size: int, scale: int, angle: int, angles: int) -> Tensor:
