@@ -26,13 +26,14 @@ class LotSum:
     def clear(self) -> None:
         self._tensors, self._count = None, None
 
+    @torch.no_grad()
     def add(self, batch: BoundedSum, clip: Clip, *, borrowed: bool = False) -> None:
         """Add a batch; `borrowed` tensors are copied because their owner will overwrite them."""
         for exact, group in zip(clip.groups(batch.tensors), batch.groups, strict=True):
             if math.isfinite(exact.bound):
                 self.slack = max(self.slack, group.bound / exact.bound - 1)
         if self._tensors is None:
-            self._tensors = {name: t.clone() if borrowed else t for name, t in batch.tensors.items()}
+            self._tensors = {name: t.clone() if borrowed else t.detach() for name, t in batch.tensors.items()}
             self._count = batch.count
             return
         for name, tensor in batch.tensors.items():

@@ -144,7 +144,7 @@ def _check_engine(losses: Tensor, parameters: Mapping[str, Tensor], tolerance: f
     total = clipped_sum(losses, parameters, FlatClip(bound), mask=mask)
     scale = sum(f * norm for f, norm in zip(factors, norms, strict=True))
     for (name, value), exact in zip(total.tensors.items(), expected, strict=True):
-        error = float((value.double() - exact).norm() / scale)
+        error = float((value.detach().double() - exact).norm() / scale)
         if not error <= tolerance:
             raise ValueError(
                 f"the gradient engine and a slow loop disagree for parameter {name!r} by {error:.1e} of the sum, on "
