@@ -18,6 +18,7 @@ from hush.loading import leaves_of, map_leaves
 
 Forward = Callable[..., Tensor]
 _FEW = 4  # examples in the slow loop
+_LEAST = 1e-9  # smaller gradients cannot be told from zero
 
 
 def check(
@@ -57,23 +58,23 @@ def check(
         tolerance = _tolerance(losses)
         kept = ~replaced.to(losses.device)
         first = _outcome(losses, kept, parameters)
-        _check_engine(losses, parameters, 50 * tolerance)
         second, third = (
             _outcome(_averaged(_run(losses_of, inputs), copies), kept, parameters) for inputs in (other, one)
         )
-    if not _same(first, third, tolerance):
-        raise ValueError(
-            "the losses of the same inputs under the same random state of torch differ between two calls: the forward "
-            "pass remembers earlier batches, or draws random numbers from elsewhere. State that is filled from "
-            "examples carries them into later steps without noise; draw from torch's own generators"
-        )
-    if not _same(first, second, tolerance):
-        raise ValueError(
-            "the loss of an example changes when other examples of the batch are replaced (in its value or its "
-            "gradient). In private training it may depend on that example and the parameters alone: no statistics "
-            "over the batch, no pairs of examples, no term for the batch as a whole. Compute such terms example by "
-            "example, or leave them out"
-        )
+        if not _same(first, third, tolerance):
+            raise ValueError(
+                "the losses of the same inputs under the same random state of torch differ between two calls: the "
+                "forward pass remembers earlier batches, or draws random numbers from elsewhere. State that is filled "
+                "from examples carries them into later steps without noise; draw from torch's own generators"
+            )
+        if not _same(first, second, tolerance):
+            raise ValueError(
+                "the loss of an example changes when other examples of the batch are replaced (in its value or its "
+                "gradient). In private training it may depend on that example and the parameters alone: no statistics "
+                "over the batch, no pairs of examples, no term for the batch as a whole. Compute such terms example by "
+                "example, or leave them out"
+            )
+        _check_engine(losses, parameters, 50 * tolerance)
 
 
 def rows_of(batch: Sequence[Any]) -> int:
@@ -136,7 +137,7 @@ def _check_engine(losses: Tensor, parameters: Mapping[str, Tensor], tolerance: f
     alone = [torch.autograd.grad(losses[i], list(parameters.values()), retain_graph=True) for i in few]
     norms = [torch.stack([g.double().square().sum() for g in one]).sum().sqrt() for one in alone]
     bound = 0.75 * float(max(norms))
-    if not 0 < bound < float("inf"):
+    if not _LEAST < bound < float("inf"):
         return
     factors = [min(1.0, bound / max(float(norm), 1e-300)) for norm in norms]
     expected = [sum(f * one[k].double() for f, one in zip(factors, alone, strict=True)) for k in range(len(parameters))]
