@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
+from numpy.typing import NDArray
 from scipy import fft
 
 from hush.accounting.pld.curves import UNIT, Array
@@ -54,9 +55,9 @@ class Tail:
         summing = 64 * UNIT * float(np.sum(np.abs(terms)))
         most = math.exp(-math.log1p(self.tilt) - (self.tilt * math.log1p(1 / self.tilt) if self.tilt > 0 else 0.0))
         error = float(np.linalg.norm(weights)) * self.noise * 1.001 + most * self.outside + summing
-        relative = self.relative + 8 * UNIT * (abs(self.log_scale) + self.tilt * abs(epsilon) + 1)
+        relative = min(self.relative + 8 * UNIT * (abs(self.log_scale) + self.tilt * abs(epsilon) + 1), 700.0)
         scale = math.exp(min(self.log_scale - self.tilt * epsilon, 700.0))
-        slope = scale * (self.tilt * max(total, 0.0) + float(np.sum(decay * np.exp(-above) * self.masses[start:])))
+        slope = scale * float(np.sum((decay - weights) * self.masses[start:]))
         low = max(0.0, scale * (total - error)) * math.exp(-relative)
         return low, scale * max(total + error, 0.0) * math.exp(relative) + self.infinite, slope
 
@@ -69,30 +70,35 @@ def compose(grids: Sequence[tuple[Grid, int]], window: Window) -> Tail:
     dead = np.zeros(size // 2 + 1, dtype=bool)
     phase_error = np.zeros(size // 2 + 1)
     log_scale = above = below = noise = relative = growth = 0.0
-    infinite, log_mass, offset = 0.0, 0.0, 0
+    infinite, log_mass, offset, shift = 0.0, 0.0, 0, 0.0
     for grid, count in grids:
         losses = grid.losses
         log_m, tilted = _tilted(grid.masses, tilt * losses)
-        centre = round(float(tilted @ losses) / step)
-        spectrum = fft.rfft(_folded(tilted, grid.first - centre, size))
-        modulus = np.abs(spectrum)
-        dead |= count * np.log(np.maximum(modulus, 1e-300)) < _NEGLIGIBLE
-        logs = np.log(np.where(dead, 1.0, spectrum))
+        # The largest atom goes to place 0, where its transform is 1 and needs none: only the rest is transformed, and
+        # the error is relative to the rest.
+        largest = int(np.argmax(tilted))
+        rest = tilted.copy()
+        rest[largest] = 0.0
+        total = float(np.sum(rest))
+        excess = fft.rfft(_folded(rest, -largest, size)) - total
+        logs, vanishing = _log1p(excess, _NEGLIGIBLE / count)
+        dead |= vanishing
         log_power += count * logs
-        phase_error += count * np.abs(logs)
+        phase_error += count * (np.abs(logs) + np.abs(excess))
         log_scale += count * log_m
         above += count * (_log_sum(grid.masses, (tilt + window.above) * losses) - log_m)
         below += count * (_log_sum(grid.masses, (tilt - window.below) * losses) - log_m)
-        transform = _FFT * UNIT * math.log2(size) * float(np.linalg.norm(tilted))
+        transform = _FFT * UNIT * math.log2(size) * float(np.linalg.norm(rest)) + 32 * UNIT * total
         noise += count * transform
         growth += count * transform * math.sqrt(size)
         relative += count * UNIT * (16 + 4 * tilt * float(np.max(np.abs(losses[[0, -1]]))))
         infinite += count * grid.infinite
         log_mass += count * max(0.0, math.log(float(np.sum(grid.masses)) + grid.infinite))
-        offset += count * centre
+        offset += count * (grid.first + largest)
+        shift += count * grid.shift
     power = np.where(dead, 0.0, np.exp(np.where(dead, 0.0, log_power)))
+    start = round((window.low - shift) / step)
     high = window.low + step * (size - 1)
-    start = round(window.low / step)
     masses = np.roll(fft.irfft(power, size), -((start - offset) % size))
     # Parseval: errors of the spectrum, in the 2-norm, are errors of the masses times sqrt(size).
     spectral = float(np.linalg.norm(phase_error * np.abs(power))) * 8 * UNIT + math.exp(_NEGLIGIBLE) * math.sqrt(size)
@@ -101,7 +107,7 @@ def compose(grids: Sequence[tuple[Grid, int]], window: Window) -> Tail:
     outside = _exp(above - window.above * (high - step)) + _exp(below + window.below * (window.low + step))
     return Tail(
         tilt=tilt,
-        losses=step * np.arange(start, start + size, dtype=np.float64),
+        losses=shift + step * np.arange(start, start + size, dtype=np.float64),
         masses=masses,
         log_scale=log_scale,
         noise=noise,
@@ -109,6 +115,15 @@ def compose(grids: Sequence[tuple[Grid, int]], window: Window) -> Tail:
         relative=relative,
         infinite=infinite * math.exp(min(log_mass + relative, 700.0)),
     )
+
+
+def _log1p(excess: NDArray[np.complex128], floor: float) -> tuple[NDArray[np.complex128], NDArray[np.bool_]]:
+    """log(1 + excess), with an error relative to the excess; where its real part is below the floor: 0, and marked."""
+    x, y = excess.real, excess.imag
+    squared = x * (2 + x) + y * y
+    vanishing = squared <= np.expm1(2 * floor)
+    real = 0.5 * np.log1p(np.where(vanishing, 0.0, squared))
+    return real + 1j * np.where(vanishing, 0.0, np.arctan2(y, 1 + x)), vanishing
 
 
 def _tilted(masses: Array, exponents: Array) -> tuple[float, Array]:

@@ -5,6 +5,7 @@ E_Q[(R - t)+], which is delta(epsilon), and below epsilon = 0 the *put* E_Q[(t -
 lose its digits there. The pair taken the other way round (Q against P) has call e^epsilon put(-epsilon).
 """
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -23,25 +24,32 @@ _FEW = 16 * UNIT
 
 @dataclass(frozen=True)
 class Curve:
-    """call(epsilons >= 0) and put(epsilons <= 0); `symmetric` if both directions have the same curve."""
+    """call(epsilons >= 0) and put(epsilons <= 0); `symmetric` if both directions have the same curve.
+
+    `anchor` is the loss of an output that says nothing, the end of the loss's range for a sampled mechanism: where
+    a grid is too coarse to resolve the many losses close to it, it has a point exactly there.
+    """
 
     call: Callable[[Array], Evaluated]
     put: Callable[[Array], Evaluated]
     symmetric: bool
+    anchor: float = 0.0
 
     def reversed(self) -> "Curve":
         """The curve of Q against P."""
 
         def call(epsilons: Array) -> Evaluated:
             value, error = self.put(-epsilons)
-            return _scaled_by_exp(value, epsilons), _scaled_by_exp(error, epsilons) + _FEW * _scaled_by_exp(value, epsilons)
+            return _scaled_by_exp(value, epsilons), _scaled_by_exp(error, epsilons) + _FEW * _scaled_by_exp(
+                value, epsilons
+            )
 
         def put(epsilons: Array) -> Evaluated:
             value, error = self.call(-epsilons)
             scale = np.exp(epsilons)
             return scale * value, scale * (error + _FEW * value * (1 - epsilons))
 
-        return self if self.symmetric else Curve(call, put, False)
+        return self if self.symmetric else Curve(call, put, False, -self.anchor)
 
 
 def _scaled_by_exp(value: Array, exponent: Array) -> Array:
@@ -76,7 +84,7 @@ def sampled(base: Curve, rate: float) -> Curve:
         value, error = base.put(np.log1p(np.where(inside, excess, 0.0)))
         return np.where(inside, rate * value, 0.0), np.where(inside, rate * error + _FEW * rate * value, 0.0)
 
-    return Curve(call, put, False)
+    return Curve(call, put, False, math.log1p(-rate))
 
 
 def _before_sampling(epsilons: Array, rate: float) -> Array:

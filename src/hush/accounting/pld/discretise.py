@@ -5,7 +5,8 @@ mechanism's curve at every t > 0. Such an order survives composition: swap one f
 is pinned at both ends, the error of a step is of second order, step^2, and not of the order of the step.
 """
 
-from dataclasses import dataclass
+import math
+from dataclasses import dataclass, replace
 
 import numpy as np
 from scipy.optimize import isotonic_regression
@@ -17,42 +18,59 @@ _FARTHEST = 600.0  # e^epsilon must stay a number; losses beyond it are left out
 
 @dataclass(frozen=True)
 class Grid:
-    """P-masses at epsilons (first + i) * step, and the mass at infinity."""
+    """P-masses at epsilons shift + (first + i) * step, and the mass at infinity."""
 
     step: float
+    shift: float
     first: int
     masses: Array
     infinite: float
 
     @property
     def losses(self) -> Array:
-        return self.step * np.arange(self.first, self.first + len(self.masses), dtype=np.float64)
+        return self.shift + self.step * np.arange(self.first, self.first + len(self.masses), dtype=np.float64)
 
 
-def _knots(curve: Curve, first: int, last: int, step: float) -> tuple[Array, Array]:
-    """Put left of 0, call from 0 on, at the grid's points, and the error bounds."""
-    below, below_error = curve.put(step * np.arange(first, 0, dtype=np.float64))
-    above, above_error = curve.call(step * np.arange(0, last + 1, dtype=np.float64))
-    value = np.concatenate([below, above])
-    # The point i * step is itself rounded; a curve's slope in epsilon is at most its tail probability, covered by the
-    # curves' own bounds. Differences below round once more.
-    return value, np.concatenate([below_error, above_error]) + 8 * UNIT * value
+@dataclass(frozen=True)
+class _Knots:
+    """Values at losses a step apart: puts left of 0 (the first `calls` of them), calls from 0 on."""
+
+    step: float
+    losses: Array
+    values: Array
+    errors: Array
+    calls: int
+
+    def masses(self) -> tuple[Array, Array]:
+        """P-masses of the chords through the knots, and a bound on their round-off.
+
+        D_i = t_i (slope right of i - slope left of i), written without t_i. Left of the first knot the put falls to 0
+        at t = 0; right of the last the call stays level, which is mass at infinity.
+        """
+        rise = np.diff(self.values)
+        from_left, from_right = rise.copy(), rise.copy()
+        across = self.calls - 1
+        # Between the last put and the first call one is turned into the other: call - put = 1 - t.
+        from_left[across] += np.expm1(self.losses[self.calls])
+        from_right[across] += np.expm1(self.losses[across])
+        right = np.concatenate([from_left / np.expm1(self.step), [0.0]])
+        left = np.concatenate([[self.values[0]], from_right / -np.expm1(-self.step)])
+        return right - left, 8 * UNIT * (np.abs(right) + np.abs(left))
 
 
-def _masses(value: Array, zero: int, step: float) -> tuple[Array, Array]:
-    """P-masses of the chords through the knots, and a bound on their round-off.
+def _knots(curve: Curve, losses: Array, step: float) -> _Knots:
+    calls = int(np.searchsorted(losses, 0.0))
+    below, below_error = curve.put(losses[:calls])
+    above, above_error = curve.call(losses[calls:])
+    values = np.concatenate([below, above])
+    errors = np.concatenate([below_error, above_error]) + 8 * UNIT * values
+    # Where puts turn into calls, 1 - t is rounded as well.
+    errors[calls - 1 : calls + 1] += 4 * UNIT * step
+    return _Knots(step, losses, values, errors, calls)
 
-    D_i = t_i (slope right of i - slope left of i), written without t_i. Left of the first knot the put falls to 0 at
-    t = 0; right of the last the call stays level, which is mass at infinity. At 0 put turns into call: the slope
-    of 1 - t is added.
-    """
-    rise = np.diff(value)
-    right, left = rise / np.expm1(step), rise / -np.expm1(-step)
-    masses = np.concatenate([right, [0.0]]) - np.concatenate([[value[0]], left])
-    round_off = np.abs(np.concatenate([right, [0.0]])) + np.abs(np.concatenate([[value[0]], left]))
-    masses[zero] += 1.0
-    round_off[zero] += 1.0
-    return masses, 8 * UNIT * round_off
+
+def _losses(shift: float, first: int, last: int, step: float) -> Array:
+    return shift + step * np.arange(first, last + 1, dtype=np.float64)
 
 
 def pessimistic(curve: Curve, first: int, last: int, step: float) -> Grid:
@@ -60,10 +78,11 @@ def pessimistic(curve: Curve, first: int, last: int, step: float) -> Grid:
 
     Round-off raises the knots and every mass; a mass that round-off made negative is raised to 0, which is safe too.
     """
-    value, error = _knots(curve, first, last, step)
-    raised = value + error
-    masses, round_off = _masses(raised, -first, step)
-    return Grid(step, first, np.maximum(masses + round_off, 0.0), float(raised[-1]))
+    shift = _shift(curve, step)
+    knots = _knots(curve, _losses(shift, first, last, step), step)
+    raised = replace(knots, values=knots.values + knots.errors)
+    masses, round_off = raised.masses()
+    return Grid(step, shift, first, np.maximum(masses + round_off, 0.0), float(raised.values[-1]))
 
 
 def optimistic(curve: Curve, first: int, last: int, step: float) -> Grid:
@@ -72,33 +91,79 @@ def optimistic(curve: Curve, first: int, last: int, step: float) -> Grid:
     In a cell a convex curve lies above its neighbours' chords, continued; the half grid supplies them. Mass
     before the first and after the last knot is left out. Taking the greatest convex minorant only lowers the curve.
     """
-    last = max(min(last, int(_FARTHEST / step)), 1)
-    first = min(max(first, -int(_FARTHEST / step)), -1)
-    half = step / 2
-    value, error = _knots(curve, 2 * first, 2 * last, half)
-    fine = np.maximum(_masses(value, -2 * first, half)[0], 0.0)
+    last = max(min(last, int(_FARTHEST / step)), 4)
+    first = min(max(first, -int(_FARTHEST / step)), -2)
+    rest, half = _rest(curve, step), step / 2
+    shift = rest - step * math.ceil(rest / step)
+    knots = _knots(curve, _losses(shift, 2 * first, 2 * last, half), half)
+    fine = np.maximum(knots.masses()[0], 0.0)
     both = np.exp(half) * fine[:-1] + fine[1:]
     dip = np.expm1(half) * fine[:-1] * fine[1:] / np.where(both > 0, both, 1.0)
+    # All values as calls or all as puts, within one coarse cell: its last fine knot decides.
+    values = knots.values
+    start, middle, end = values[:-2:2], values[1::2], values[2::2]
+    losses = knots.losses[::2]
     weight = 1 / (1 + np.exp(half))
-    middle = (1 - weight) * value[:-2:2] + weight * value[2::2] - value[1::2]
-    gap = np.maximum(middle, 0.0) + np.maximum(dip[::2], dip[1::2])
-    allowance = 8 * np.maximum.reduce([error[:-2:2], error[1::2], error[2::2]])
-    gap = gap + allowance
-    losses = step * np.arange(first, last + 1, dtype=np.float64)
-    lowered = value[::2].copy()
+    sag = (1 - weight) * start + weight * end - middle
+    cell = (knots.calls - 1) // 2  # the coarse cell that holds the turn from put to call
+    if 2 * cell + 1 < knots.calls:
+        sag[cell] += weight * np.expm1(losses[cell + 1])  # start and middle are puts, end a call
+    else:
+        sag[cell] -= (1 - weight) * np.expm1(losses[cell])  # start is a put, middle and end are calls
+    errors = knots.errors
+    gap = np.maximum(sag, 0.0) + np.maximum(dip[::2], dip[1::2])
+    gap += 8 * np.maximum.reduce([errors[:-2:2], errors[1::2], errors[2::2]])
+    lowered = values[::2].copy()
+    if rest != curve.anchor:
+        # The cell right of the rest is far from straight. It is answered for by its left end alone, which comes down
+        # to the continued chord of the next cell.
+        at = math.ceil(rest / step) - first
+        chord = (end[at] - values[2 * at + 3]) / (np.exp(losses[at + 1]) * np.expm1(half))
+        continued = end[at] + chord * np.exp(rest) * np.expm1(losses[at + 1] - rest) + np.expm1(rest)
+        lowered[at] = min(lowered[at], continued - gap[at + 1])
+        gap[at] = 0.0
     lowered[1:-1] -= np.maximum(gap[:-1], gap[1:]) + np.where(losses[1:-1] < 0, 16 * UNIT * np.exp(losses[1:-1]), 0.0)
     lowered[[0, -1]] = 0.0
-    return _minorant(np.maximum(lowered, 0.0), losses, first, step)
+    return _minorant(np.maximum(lowered, 0.0), losses, step, shift, first)
 
 
-def _minorant(knots: Array, losses: Array, first: int, step: float) -> Grid:
+def _minorant(knots: Array, losses: Array, step: float, shift: float, first: int) -> Grid:
     """P-masses of the greatest convex function below the knots: its slopes are an isotonic regression of theirs."""
     points = np.exp(losses)
     widths = points[:-1] * np.expm1(step)
-    slopes = np.diff(knots) / widths - (losses[:-1] < -step / 2)
+    calls = int(np.searchsorted(losses, 0.0))
+    rise = np.diff(knots)
+    rise[calls - 1] += np.expm1(losses[calls - 1])
+    slopes = rise / widths
+    slopes[: calls - 1] -= 1.0
     fitted = isotonic_regression(slopes, weights=widths)
     pooled = np.repeat(np.diff(fitted.blocks), np.diff(fitted.blocks))
     slope = np.concatenate([[-1.0], np.clip(fitted.x, -1.0, 0.0), [0.0]])
     round_off = UNIT * np.concatenate([[8], 8 + 2 * pooled, [8]]) * np.abs(slope)
     masses = points * (np.diff(slope) - round_off[:-1] - round_off[1:])
-    return Grid(step, first, np.maximum(masses, 0.0), 0.0)
+    return Grid(step, shift, first, np.maximum(masses, 0.0), 0.0)
+
+
+def _rest(curve: Curve, step: float) -> float:
+    """Where the many outputs that say almost nothing are gathered by the optimistic grid.
+
+    If the grid resolves them, anywhere: the anchor. If not, the point where the curve's chord beyond the first cell,
+    continued, meets 1 - t, which is the centre of the losses left of that chord.
+    """
+    height = float(curve.call(np.zeros(1))[0][0])
+    if curve.anchor >= 0 or height > step / 2:
+        return curve.anchor
+    rest = 0.0
+    for _ in range(6):
+        losses = rest + step * np.array([1.0, 1.5])
+        near, far = curve.call(losses)[0]
+        slope = float((near - far) / (np.exp(losses[0]) * np.expm1(step / 2)))
+        if slope > 0.5:
+            return curve.anchor
+        rest = math.log1p(-(1 - 1e-6) * (float(near) + slope * math.expm1(losses[0])) / (1 - slope))
+    return rest
+
+
+def _shift(curve: Curve, step: float) -> float:
+    """The grid's offset in (-step, 0] for which the anchor is one of its points."""
+    return curve.anchor - step * math.ceil(curve.anchor / step)

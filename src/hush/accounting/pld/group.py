@@ -68,7 +68,7 @@ def group(size: int, rate: float, noise: float) -> Curve:
             error += chance * (own_error + relative * (term + own))
         return value, error
 
-    return Curve(call, put, False)
+    return Curve(call, put, False, float(none))
 
 
 def _minus_expm1(epsilons: Array) -> Array:

@@ -65,7 +65,11 @@ def _reduced(mechanism: Event) -> tuple[Event, Event]:
         case Grouped(_, PoissonSampled(rate, Gaussian())) if 0 < rate < 1:
             return mechanism, mechanism
         case Grouped(_, Gaussian() | Laplace() | PureDP() | PoissonSampled(_, Gaussian())):
-            return _reduced(coarse(mechanism)) if isinstance(coarse(mechanism), PoissonSampled) else (coarse(mechanism),) * 2
+            return (
+                _reduced(coarse(mechanism))
+                if isinstance(coarse(mechanism), PoissonSampled)
+                else (coarse(mechanism),) * 2
+            )
         case Grouped(_, inner):
             return _reduced(coarse(mechanism))[0], _reduced(inner)[1]
     return mechanism, mechanism

@@ -5,8 +5,8 @@ point then says roughly where delta(epsilon) takes its value.
 """
 
 import math
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 
 import numpy as np
 from scipy.special import erfcx
@@ -16,7 +16,7 @@ from hush.accounting.pld.curves import Array, Curve
 
 Parts = Sequence[tuple[Curve, int]]
 _SCAN = np.geomspace(1e-18, 1e6, 800)
-_LARGEST_TILT = 1e5
+_LARGEST_TILT = 1e6
 LARGEST_SIZE = 1 << 21
 
 
@@ -25,6 +25,7 @@ class Atoms:
     losses: Array
     masses: Array
     count: int
+    anchor: float
 
     def log_mgf(self, tilts: Array) -> Array:
         exponents = np.multiply.outer(tilts, self.losses)
@@ -45,10 +46,13 @@ class Saddle:
     cumulant: float
     mean: float
     deviation: float
+    tail: float | None = None
 
     @property
     def weight(self) -> float:
         """E[e^(-tilt X) (1 - e^-X)+] for a centred normal X of the saddle's deviation."""
+        if self.tail is not None:
+            return self.tail
         scale = max(self.deviation, 1e-300) / math.sqrt(2)
         return max(0.5 * float(erfcx(self.tilt * scale) - erfcx((self.tilt + 1) * scale)), 1e-300)
 
@@ -69,7 +73,7 @@ def atoms_of(curve: Curve, count: int, negligible: float) -> Atoms:
     rise, gaps = np.diff(value), np.diff(losses)
     masses = np.concatenate([rise / np.expm1(gaps), [0.0]]) - np.concatenate([[value[0]], rise / -np.expm1(-gaps)])
     masses[len(left) - 1] += 1.0
-    return Atoms(losses, np.maximum(masses, 0.0), count)
+    return Atoms(losses[masses > 0], masses[masses > 0], count, curve.anchor)
 
 
 def _first_below(values: Array, level: float) -> float:
@@ -94,26 +98,49 @@ def saddle_at(atoms: Sequence[Atoms], tilt: float) -> Saddle:
     return Saddle(tilt, cumulant, mean, math.sqrt(variance))
 
 
-def saddle_for(atoms: Sequence[Atoms], *, log_delta: float | None = None, epsilon: float = 0.0) -> Saddle:
-    """The saddle at which delta is roughly e^log_delta, or else the one whose mean is epsilon; tilt >= 0."""
+def saddles_for_delta(atoms: Sequence[Atoms], log_delta: float) -> list[Saddle]:
+    """Saddles at which delta is roughly e^log_delta, the more promising first; tilt >= 0."""
+    smooth = _bisected(atoms, lambda saddle: saddle.log_delta > log_delta)
+    # Where the tilted law falls apart into a body and one large jump, the jump alone tells the epsilon.
+    low, high = 0.0, max(float(part.losses[-1]) for part in atoms)
+    for _ in range(50):
+        middle = (low + high) / 2
+        low, high = (middle, high) if _log_union(atoms, middle) > log_delta else (low, middle)
+    jump = saddle_for_epsilon(atoms, low)
+    tail = math.exp(min(0.0, max(log_delta - jump.cumulant + jump.tilt * low, -600.0)))
+    jump = replace(jump, mean=low, tail=tail)
+    whole = smooth.tilt * smooth.deviation < 2 * math.sqrt(2 * max(1.0, -log_delta))
+    return [smooth, jump] if whole and abs(smooth.log_delta - log_delta) < 2 else [jump, smooth]
 
-    def too_small(saddle: Saddle) -> bool:
-        return saddle.mean < epsilon if log_delta is None else saddle.log_delta > log_delta
 
+def saddle_for_epsilon(atoms: Sequence[Atoms], epsilon: float) -> Saddle:
+    """The saddle whose mean is epsilon; tilt >= 0."""
+    return _bisected(atoms, lambda saddle: saddle.mean < epsilon)
+
+
+def _bisected(atoms: Sequence[Atoms], too_small: Callable[[Saddle], bool]) -> Saddle:
     start = saddle_at(atoms, 0.0)
     if not too_small(start):
         return start
     low, high = math.log(1e-3 / max(start.deviation, 1e-9)), math.log(_LARGEST_TILT)
     low = min(low, high - 1)
-    for _ in range(40):
+    below, above = start, saddle_at(atoms, math.exp(high))
+    for _ in range(60):
         middle = (low + high) / 2
-        if too_small(saddle_at(atoms, math.exp(middle))):
-            low = middle
+        found = saddle_at(atoms, math.exp(middle))
+        if too_small(found):
+            low, below = middle, found
         else:
-            high = middle
-        if high - low < 1e-3:
+            high, above = middle, found
+        if high - low < 1e-3 and above.mean - below.mean < 0.3 * below.deviation:
             break
-    return saddle_at(atoms, math.exp(low))
+    return below
+
+
+def _log_union(atoms: Sequence[Atoms], epsilon: float) -> float:
+    """Log of the sum of all mechanisms' deltas at this epsilon."""
+    total = sum(p.count * float(p.masses @ -np.expm1(np.minimum(epsilon - p.losses, 0.0))) for p in atoms)
+    return math.log(max(total, 1e-300))
 
 
 def window_for(atoms: Sequence[Atoms], saddle: Saddle, *, outside: float, step: float) -> Window:
@@ -131,16 +158,17 @@ def window_for(atoms: Sequence[Atoms], saddle: Saddle, *, outside: float, step: 
     return Window(saddle.tilt, bottom, size, float(exponents[best_high]), float(exponents[best_low]))
 
 
-def step_for(atoms: Sequence[Atoms], saddle: Saddle, tolerance: float) -> float:
+def step_for(atoms: Sequence[Atoms], saddle: Saddle, tolerance: float, per_deviation: float) -> float:
     """The widest step whose spreading of the losses moves epsilon by less than the tolerance, roughly.
 
     A cell of width h adds a variance of h^2 / 6, or |loss| h where the law is narrower than the cell beside 0.
     """
     spread = max(saddle.deviation, 1e-12)
-    step = spread / 8
+    step = spread / per_deviation
     for _ in range(80):
         added = sum(
-            p.count * float(p.tilted(saddle.tilt) @ np.minimum(step * step / 6, np.abs(p.losses) * step)) for p in atoms
+            p.count * float(p.tilted(saddle.tilt) @ np.minimum(step * step / 6, np.abs(p.losses - p.anchor) * step))
+            for p in atoms
         )
         if added * (saddle.tilt + 1) / 2 <= tolerance:
             break
@@ -148,8 +176,13 @@ def step_for(atoms: Sequence[Atoms], saddle: Saddle, tolerance: float) -> float:
     return step
 
 
-def extent(part: Atoms, curve: Curve, saddle: Saddle, *, negligible: float) -> tuple[float, float]:
-    """Losses of one mechanism between which everything lies that matters under the tilt."""
+def lowest(part: Atoms, saddle: Saddle) -> float:
+    """The loss of one mechanism below which nothing matters under the tilt."""
     cumulative = np.cumsum(part.tilted(saddle.tilt))
-    low = part.losses[max(int(np.searchsorted(cumulative, 1e-13 / part.count)) - 1, 0)]
-    return float(low), _first_below(curve.call(_SCAN)[0], negligible)
+    return float(part.losses[max(int(np.searchsorted(cumulative, 1e-13 / part.count)) - 1, 0)])
+
+
+def lowest_put(curve: Curve) -> float:
+    """The loss below which a curve's put is small beside its height at 0, whatever the tilt."""
+    height = float(curve.call(np.zeros(1))[0][0])
+    return -_first_below(curve.put(-_SCAN)[0], 1e-9 * height)

@@ -34,36 +34,52 @@ class Interval:
 
 def epsilon(parts: Sequence[Part], delta: float) -> Interval:
     """Bounds on epsilon in both directions of adjacency: the larger one counts."""
-    return _both(parts, lambda direction: _epsilon(direction, delta))
+    forward = _epsilon(parts, delta)
+    if _symmetric(parts) or _largest_reversed_loss(parts) <= forward.lower:
+        return forward
+    return _larger(forward, _epsilon([part.reversed() for part in parts], delta))
 
 
 def delta(parts: Sequence[Part], epsilon: float) -> Interval:
-    return _both(parts, lambda direction: _delta(direction, epsilon))
-
-
-def _both(parts: Sequence[Part], ask: Callable[[Sequence[Part]], Interval]) -> Interval:
-    forward = ask(parts)
-    if all(part.above.symmetric and part.below.symmetric for part in parts):
+    """Bounds on delta in both directions of adjacency: the larger one counts."""
+    forward = _delta(parts, epsilon)
+    if _symmetric(parts) or _largest_reversed_loss(parts) <= epsilon:
         return forward
-    backward = ask([part.reversed() for part in parts])
-    return Interval(max(forward.lower, backward.lower), max(forward.upper, backward.upper))
+    return _larger(forward, _delta([part.reversed() for part in parts], epsilon))
+
+
+def _symmetric(parts: Sequence[Part]) -> bool:
+    return all(part.above.symmetric and part.below.symmetric for part in parts)
+
+
+def _largest_reversed_loss(parts: Sequence[Part]) -> float:
+    """The reversed loss of a sampled mechanism is bounded: R >= 1 - rate. Rounded up."""
+    if any(part.above.anchor >= 0 for part in parts):
+        return math.inf
+    return -(1 + 1e-12) * sum(part.count * part.above.anchor for part in parts)
+
+
+def _larger(one: Interval, other: Interval) -> Interval:
+    return Interval(max(one.lower, other.lower), max(one.upper, other.upper))
 
 
 def _epsilon(parts: Sequence[Part], target: float) -> Interval:
     atoms = _atoms(parts, target)
-    saddle = pilot.saddle_for(atoms, log_delta=math.log(target))
-    tolerance = 0.2 * max(RELATIVE * saddle.mean, ABSOLUTE)
     best = Interval(0.0, math.inf)
-    for _ in range(_ROUNDS):
-        pair = _tails(parts, atoms, saddle, tolerance, target)
-        nudge = 0.02 * max(RELATIVE * saddle.mean, ABSOLUTE)
-        upper = _solve_upper(pair.above, max(saddle.mean, 0.0), target, nudge)
-        lower = _solve_lower(pair.below, max(saddle.mean, 0.0), target, nudge)
-        best = Interval(max(best.lower, lower), min(best.upper, upper))
-        width, goal = best.upper - best.lower, 0.9 * max(RELATIVE * best.upper, ABSOLUTE)
-        if width <= goal or pair.finest:
-            break
-        tolerance *= min(0.4, max(0.02, 0.6 * goal / width))
+    for saddle in pilot.saddles_for_delta(atoms, math.log(target)):
+        tolerance = 0.2 * max(RELATIVE * saddle.mean, ABSOLUTE)
+        for round_ in range(_ROUNDS):
+            pair = _tails(parts, atoms, saddle, _Aim(target, tolerance, 8.0 * 4**round_))
+            nudge = 0.02 * max(RELATIVE * saddle.mean, ABSOLUTE)
+            upper = _solve_upper(pair.above, max(saddle.mean, 0.0), target, nudge)
+            lower = _solve_lower(pair.below, max(saddle.mean, 0.0), target, nudge)
+            best = Interval(max(best.lower, lower), min(best.upper, upper))
+            width, goal = best.upper - best.lower, 0.95 * max(RELATIVE * best.upper, ABSOLUTE)
+            if width <= goal:
+                return best
+            if pair.finest:
+                break
+            tolerance *= min(0.4, max(0.02, 0.6 * goal / width))
     return best
 
 
@@ -71,15 +87,15 @@ def _delta(parts: Sequence[Part], epsilon: float) -> Interval:
     target = 1e-20
     for _ in range(4):
         atoms = _atoms(parts, target)
-        saddle = pilot.saddle_for(atoms, epsilon=epsilon)
+        saddle = pilot.saddle_for_epsilon(atoms, epsilon)
         if saddle.log_delta >= math.log(target):
             break
         target = max(math.exp(max(1.1 * saddle.log_delta, -660.0)), _SMALLEST)
     target = max(min(target, 1.0), math.exp(max(min(saddle.log_delta, 0.0), -660.0)))
     tolerance = 0.1 * RELATIVE / (saddle.tilt + 1)
     best = Interval(0.0, 1.0)
-    for _ in range(_ROUNDS):
-        pair = _tails(parts, atoms, saddle, tolerance, target)
+    for round_ in range(_ROUNDS):
+        pair = _tails(parts, atoms, saddle, _Aim(target, tolerance, 8.0 * 4**round_))
         best = Interval(max(best.lower, pair.below.delta(epsilon)[0]), min(best.upper, pair.above.delta(epsilon)[1]))
         if best.upper - best.lower <= RELATIVE * best.upper or pair.finest:
             break
@@ -93,36 +109,40 @@ def _atoms(parts: Sequence[Part], target: float) -> list[pilot.Atoms]:
 
 
 @dataclass(frozen=True)
+class _Aim:
+    """How fine a grid shall be: the delta that matters, the error of epsilon allowed, points per deviation at least."""
+
+    target: float
+    tolerance: float
+    per_deviation: float
+
+
+@dataclass(frozen=True)
 class _Pair:
     above: Tail
     below: Tail
     finest: bool
 
 
-def _tails(
-    parts: Sequence[Part], atoms: Sequence[pilot.Atoms], saddle: pilot.Saddle, tolerance: float, target: float
-) -> _Pair:
+def _tails(parts: Sequence[Part], atoms: Sequence[pilot.Atoms], saddle: pilot.Saddle, aim: _Aim) -> _Pair:
     """The composition once too large, once too small, on a grid that should keep epsilon within the tolerance."""
-    share = min(max(0.02 * saddle.tilt * tolerance, 1e-8), 1e-4)
-    negligible = max(share * target / sum(part.count for part in parts), 1e-300)
-    ends = [
-        pilot.extent(a, p.above, saddle, negligible=negligible) for a, p in zip(atoms, parts, strict=True)
-    ]
-    step = pilot.step_for(atoms, saddle, tolerance)
-    longest = max(high - low for low, high in ends)
+    share = min(max(0.02 * saddle.tilt * aim.tolerance, 1e-8), 1e-4)
+    step = pilot.step_for(atoms, saddle, aim.tolerance, aim.per_deviation)
+    reach = [(pilot.lowest(a, saddle), float(a.losses[-1])) for a in atoms]
+    longest = max(high - low for low, high in reach)
     finest = False
     while True:
         window = pilot.window_for(atoms, saddle, outside=share * saddle.weight, step=step)
-        excess = max(window.size, longest / step) / pilot.LARGEST_SIZE
-        if excess <= 1:
+        if max(window.size, longest / step) <= pilot.LARGEST_SIZE:
             break
         step, finest = step * 1.5, True
     above: list[tuple[Grid, int]] = []
     below: list[tuple[Grid, int]] = []
-    for part, (low, high) in zip(parts, ends, strict=True):
-        first, last = min(math.floor(low / step), -1), max(math.ceil(high / step), 1)
-        above.append((pessimistic(part.above, first, last, step), part.count))
-        below.append((optimistic(part.below, first, last, step), part.count))
+    for part, (low, high) in zip(parts, reach, strict=True):
+        last = max(math.ceil(high / step) + 1, 2)
+        above.append((pessimistic(part.above, min(math.floor(low / step), -2), last, step), part.count))
+        low = max(min(low, pilot.lowest_put(part.below)), high - step * pilot.LARGEST_SIZE)
+        below.append((optimistic(part.below, min(math.floor(low / step), -2), last, step), part.count))
     return _Pair(compose(above, window), compose(below, window), finest)
 
 
@@ -141,7 +161,7 @@ def _solve_upper(tail: Tail, start: float, target: float, nudge: float) -> float
 
 def _solve_lower(tail: Tail, start: float, target: float, nudge: float) -> float:
     """An epsilon at which the lower bound of delta is still above the target; 0 if none was found."""
-    guess = _newton(lambda at: (tail.delta(at)[0], tail.delta(at)[2]), start, target, nudge)
+    guess = _newton(lambda at: tail.delta(at)[::2], start, target, nudge)
     for _ in range(60):
         guess -= nudge
         if guess <= 0:
