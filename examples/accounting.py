@@ -27,7 +27,8 @@ for accountant in ("strong-paper", "strong", "moments", "renyi", "pld"):
 budget, pca = Budget(epsilon=2.0, delta=1e-5), Gaussian(16.0)
 noise = calibrate.noise(lambda sigma: PoissonSampled(0.01, Gaussian(sigma)) * 10_000, budget, spent=pca)
 steps = calibrate.steps(lambda n: step * n, budget, spent=pca)
-print(f"\nAfter a PCA with noise 16, epsilon 2 allows 10,000 lots at noise {rounded_up(noise)}, or {steps} lots at noise 4.")
+print(f"\nAfter a PCA with noise 16, epsilon 2 buys 10,000 lots at noise {rounded_up(noise)},")
+print(f"or {steps} lots at noise 4.")
 
 # The same run, seen by a family of three correlated records.
 family = epsilon(grouped(run, 3), delta=1e-5, accountant="renyi")

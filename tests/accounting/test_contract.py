@@ -12,6 +12,7 @@ from hush import accounting
 from hush.accounting import (
     NOTHING,
     Allocated,
+    Bounds,
     Composed,
     Event,
     Gaussian,
@@ -169,6 +170,14 @@ def test_the_default_answer_is_never_above_renyis(event: Event) -> None:
     for n in (1, 40):
         assert accounting.epsilon(event * n, delta=1e-7).upper <= upper(renyi, event * n, 1e-7)
         assert accounting.delta(event * n, epsilon=0.5).upper <= renyi.delta(event * n, epsilon=0.5).upper
+
+
+def test_a_wide_certified_interval_gives_way_to_renyi(monkeypatch: pytest.MonkeyPatch) -> None:
+    run = STEP * 100
+    monkeypatch.setattr(pld, "epsilon", lambda event, *, delta: Bounds(0.01, 1e6))
+    monkeypatch.setattr(pld, "delta", lambda event, *, epsilon: Bounds(0.0, 1.0))
+    assert accounting.epsilon(run, delta=1e-5) == Bounds(0.01, upper(renyi, run))
+    assert accounting.delta(run, epsilon=1.0).upper == renyi.delta(run, epsilon=1.0).upper
 
 
 def test_each_name_reaches_its_accountant() -> None:
