@@ -84,7 +84,7 @@ def smallest(measure: Callable[[float], float], target: float, *, start: float =
         )
     if math.isnan(fails):
         return passes
-    return _close_in(measure, target, passes, fails, lambda p, f: p / f <= 1 + TOLERANCE)
+    return _close_in(measure, target, passes, fails, apart=TOLERANCE * fails)
 
 
 def largest(measure: Callable[[int], float], target: float, *, at_most: int, start: int = 1) -> int:
@@ -102,7 +102,7 @@ def largest(measure: Callable[[int], float], target: float, *, at_most: int, sta
         return 0
     if math.isnan(fails):
         return round(passes)
-    return round(_close_in(whole, target, passes, fails, lambda p, f: f - p <= 1, whole=True))
+    return round(_close_in(whole, target, passes, fails, apart=1.0, whole=True))
 
 
 def _measure(
@@ -147,25 +147,32 @@ def _bracket(
 
 
 def _close_in(
-    measure: Callable[[float], float],
-    target: float,
-    passes: float,
-    fails: float,
-    done: Callable[[float, float], bool],
-    *,
-    whole: bool = False,
+    measure: Callable[[float], float], target: float, passes: float, fails: float, *, apart: float, whole: bool = False
 ) -> float:
-    """Shrink the bracket by regula falsi on logarithms, bisecting every third time; returns the passing end."""
-    heights = {x: math.log(max(measure(x), 1e-12) / target) for x in (passes, fails)}
-    turn = 0
-    while not done(passes, fails):
-        turn += 1
+    """Shrink the bracket until its ends are `apart` and return the passing end.
+
+    The ITP method (Oliveira and Takahashi 2020) on logarithms: interpolation, pulled a little towards the middle so
+    that both ends move, and never more than one probe beyond bisection. Each probe may cost a second.
+    """
+
+    def height(value: float) -> float:
+        return math.log(max(value, 1e-12) / target)
+
+    heights = {x: height(measure(x)) for x in (passes, fails)}
+    resolution = math.log1p(apart / max(passes, fails))
+    allowed = math.ceil(math.log2(max(abs(math.log(passes / fails)) / resolution, 1))) + 1
+    while abs(passes - fails) > apart * (1 + 1e-12):
+        start, width = math.log(passes), math.log(fails / passes)
         low, high = heights[passes], heights[fails]
-        share = 0.5 if turn % 3 == 0 or high <= low else min(max(-low / (high - low), 0.02), 0.98)
-        x = math.exp(math.log(passes) + share * (math.log(fails) - math.log(passes)))
+        share = -low / (high - low) if high > low else 0.5
+        share += math.copysign(min(0.2 * abs(width), abs(0.5 - share)), 0.5 - share)
+        radius = max(resolution * 2.0**allowed / 2 / abs(width) - 0.5, 0.0)
+        share = min(max(share, 0.5 - radius), 0.5 + radius)
+        x = math.exp(start + share * width)
         if whole:
             x = float(min(max(round(x), min(passes, fails) + 1), max(passes, fails) - 1))
         value = measure(x)
-        heights[x] = math.log(max(value, 1e-12) / target)
+        heights[x] = height(value)
         passes, fails = (x, fails) if value <= target else (passes, x)
+        allowed -= 1
     return passes
