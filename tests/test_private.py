@@ -336,6 +336,24 @@ def test_hazard_17_no_two_tensors_steps_or_mechanisms_share_noise() -> None:
     assert distance(first, second) > 0.1, "two secure runs never share noise"
 
 
+@pytest.mark.parametrize("clip", [FlatClip(0.7), QuantileClip(initial=0.7, count_noise=40.0)])
+def test_hazard_28_discrete_noise_lies_on_a_grid_and_has_the_same_scale(clip: Clip) -> None:
+    model = nn.Linear(100, 100)
+    private = Private(model, plan(clip, noise=2.0, lots=PoissonLots(16, 4), steps=2), seed=0, noise="discrete")
+    for lot in private.lots():
+        for index in lot.batches(8):
+            private.backward(model(torch.ones(len(index), 100) / 7).square().sum(1))
+        private.step(sgd(model, lr=0.0))
+        for gradient in gradients(model):
+            steps = gradient.double() * 4 / 2.0**-20  # coarser grids are multiples of this one
+            assert torch.equal(steps, steps.round()) and gradient.std() > 0
+    noise = torch.cat([g.flatten() for g in gradients(model)])
+    if isinstance(clip, FlatClip):
+        assert noise.std().item() == pytest.approx(2.0 * 0.7 / 4, rel=0.03)
+    with pytest.raises(ValueError, match="'gaussian' or 'discrete', got 'laplace'"):
+        Private(model, plan(), noise="laplace")  # type: ignore[arg-type]
+
+
 # Quantile clipping -----------------------------------------------------------------------------------------------
 
 

@@ -15,6 +15,7 @@ from hush.accumulation import LotSum
 from hush.capture import Region
 from hush.charging import ChargeAccount, open_account
 from hush.course import Course
+from hush.discrete import add_discrete_noise
 from hush.gradients.clip import QuantileClip
 from hush.gradients.clipped import clipped_sum
 from hush.guards import Guard, check_groups, check_optimizer
@@ -37,7 +38,7 @@ class Private:
     lot; sums are divided by the plan's expected lot size, never by the real one.
 
     `ledger` is a path, a Ledger, an account that was opened or resumed before, or None for an account in memory. With
-    `seed` lots and noise are reproducible, and the run is NOT PRIVATE (`private.private` is False). `public_buffers`
+    `seed` lots and noise are reproducible, and the run is NOT PRIVATE (`private.private` is False). `noise="discrete"` releases integers on a fixed grid, safe against attacks on floating point (see `hush.discrete`). `public_buffers`
     are patterns of buffers that may change in training because they hold nothing of the data. `selfcheck=False`
     leaves out the check of captured forward passes and lets parameters be without use in some of them.
 
@@ -68,6 +69,8 @@ class Private:
     ) -> None:
         self.model = model
         self.plan = plan
+        if noise not in ("gaussian", "discrete"):
+            raise ValueError(f"noise must be 'gaussian' or 'discrete', got {noise!r}")
         self._selfcheck = selfcheck
         self._discrete = noise == "discrete"
         self._guard = Guard(model, public_buffers)
@@ -232,12 +235,13 @@ class Private:
         noise = clip.gradient_noise(joint) * (1 + 1e-12) if isinstance(clip, QuantileClip) else joint
         scale = 1 / self.plan.lots.expected_size
         places = {name: _place(total.tensors[name], parameter) for name, parameter in self._parameters.items()}
-        add_noise(total, noise_multiplier=noise, normals=self._normals, step=step, scale=scale, out=places)
+        release = add_discrete_noise if self._discrete and joint else add_noise
+        release(total, noise_multiplier=noise, normals=self._normals, step=step, scale=scale, out=places)
         for name, parameter in self._parameters.items():
             parameter.grad = places[name]
         if isinstance(clip, QuantileClip) and total.count is not None:
             alone = clip.count_noise if joint else 0.0
-            noised = add_noise(total.count, noise_multiplier=alone, normals=self._count_normals, step=step)
+            noised = release(total.count, noise_multiplier=alone, normals=self._count_normals, step=step)
             self._clip = clip.updated(noised_count=noised["count"].item(), expected_size=self.plan.lots.expected_size)
         return {name: deviation * scale for name, deviation in standard_deviations(total, noise).items()}
 
