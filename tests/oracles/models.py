@@ -1,5 +1,6 @@
 """Small models of many kinds, as (name, build, batch, losses): what the gradient engine must get right."""
 
+import copy
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -105,7 +106,15 @@ def pruned() -> nn.Module:
 
 
 def stack(*modules: nn.Module) -> Callable[[], nn.Module]:
-    return lambda: nn.Sequential(*modules)
+    """The modules one after another, with new random parameters (scales and shifts too) each time it is built."""
+
+    def build() -> nn.Module:
+        model = copy.deepcopy(nn.Sequential(*modules))
+        for name, param in model.named_parameters():
+            param.data = torch.randn_like(param) * 0.5 + (1.0 if name.endswith("weight") and param.dim() == 1 else 0.0)
+        return model
+
+    return build
 
 
 def eval_batch_norm() -> nn.Module:

@@ -1,8 +1,8 @@
 """losses -> BoundedSum: the clipped sum of per-example gradients from one backward pass without parameter gradients."""
 
 import warnings
-from collections.abc import Mapping
-from contextlib import AbstractContextManager
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import replace
 
 import torch
@@ -85,9 +85,11 @@ def squared_norms(losses: Tensor, params: Mapping[str, Tensor], *, allow_unused:
         return {name: found[name].squared_norms() if name in found else none for name in params}
 
 
-def _quiet(losses: Tensor) -> AbstractContextManager[object]:
-    """No autocast inside: norms and sums stay in fp32 even where the caller's forward pass was under it."""
-    return torch.autocast(losses.device.type, enabled=False)
+@contextmanager
+def _quiet(losses: Tensor) -> Iterator[None]:
+    """No graph of our own, and no autocast: norms and sums stay in fp32 even where the forward pass was under it."""
+    with torch.no_grad(), torch.autocast(losses.device.type, enabled=False):
+        yield
 
 
 def _weights(factors: Tensor, squared: Tensor, mask: Tensor | None) -> Weights:
@@ -137,11 +139,10 @@ def _contributions(losses: Tensor, params: Mapping[str, Tensor], allow_unused: b
             f"the losses do not depend on these parameters: {', '.join(unreached)}. Freeze them with "
             "requires_grad_(False) and leave them out, or say allow_unused=True if only some forward passes use them"
         )
-    with torch.no_grad():
-        plan = plan_for(graph, losses, lambda plan: _settle(graph, plan, losses))
-        found = _sites(graph, plan, losses, retain=any(site.rule is GENERIC for site in plan.sites))
-        answers = [answer if answer is not None else {} for answer in found]
-        return {graph.leaves[leaf]: part for leaf, part in _home(graph, plan, answers).items()}
+    plan = plan_for(graph, losses, lambda plan: _settle(graph, plan, losses))
+    found = _sites(graph, plan, losses, retain=any(site.rule is GENERIC for site in plan.sites))
+    answers = [answer if answer is not None else {} for answer in found]
+    return {graph.leaves[leaf]: part for leaf, part in _home(graph, plan, answers).items()}
 
 
 def _settle(graph: Graph, plan: Plan, losses: Tensor) -> Plan:

@@ -8,8 +8,10 @@ import torch
 from torch import Tensor
 from torch.autograd.graph import Node
 
+from hush.gradients import embedding, linear
+from hush.gradients.embedding import Rows
 from hush.gradients.graph import Graph, back
-from hush.gradients.linear import Products, join
+from hush.gradients.linear import Products
 from hush.gradients.plan import Edge, Inlet, moves
 from hush.gradients.precision import add
 from hush.gradients.site import Contribution, Stored, Weights, wide
@@ -97,10 +99,12 @@ def together(parts: list[Contribution], disjoint: bool = False) -> Contribution:
     if disjoint:
         return Several(tuple(parts), ())
     calls = [part for part in parts if isinstance(part, Products)]
-    if len(calls) > 1:
-        parts = [*[part for part in parts if not isinstance(part, Products)], join(calls)]
-        if len(parts) == 1:
-            return parts[0]
+    rows = [part for part in parts if isinstance(part, Rows)]
+    parts = [part for part in parts if not isinstance(part, (Products, Rows))]
+    parts += [linear.join(calls)] if calls else []
+    parts += [embedding.join(rows)] if rows else []
+    if len(parts) == 1:
+        return parts[0]
     products = []
     for one, other in combinations(parts, 2):
         product = one.inner(other)

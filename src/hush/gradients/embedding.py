@@ -6,7 +6,7 @@ from functools import cached_property
 import torch
 from torch import Tensor
 
-from hush.gradients.linear import TINY, Products
+from hush.gradients.linear import Products
 from hush.gradients.site import Contribution, Rule, Site, Weights, wide
 
 
@@ -15,54 +15,70 @@ class Rows(Contribution):
     """G_i adds gradient_t to row index_t of a table, for the tokens t of example i."""
 
     index: Tensor
-    """[batch, T]"""
+    """[tokens]: the row of the table."""
+    owner: Tensor
+    """[tokens]: the example."""
     gradients: Tensor
-    """[batch, T, d] in fp32 or wider, zero where the token is padding."""
+    """[tokens, d] in fp32 or wider, zero where the token is padding."""
+    batch: int
     table: int
     """Rows of the table."""
-
-    @property
-    def terms(self) -> int:
-        return self.index.shape[1]
+    regular: bool
+    """Whether all examples have the same number of tokens, one example after the other."""
 
     @cached_property
-    def _gram(self) -> Tensor:
-        return torch.bmm(self.gradients, self.gradients.transpose(1, 2))
+    def _sums(self) -> tuple[Tensor, Tensor, Tensor]:
+        """Index, owner and gradient of each (example, row) pair, the tokens of a pair added up; the rest is zeros.
+
+        Pairs are brought together by sorting, so that shapes do not depend on values and memory not on the table.
+        """
+        order = torch.argsort(self.owner * self.table + self.index, stable=True)
+        owner, index = self.owner[order], self.index[order]
+        changes = (owner[1:] != owner[:-1]) | (index[1:] != index[:-1])
+        pair = torch.cat([changes.new_zeros(1), changes]).cumsum(0)
+        sums = torch.zeros_like(self.gradients).index_add_(0, pair, self.gradients[order])
+        return torch.zeros_like(index).scatter_(0, pair, index), torch.zeros_like(owner).scatter_(0, pair, owner), sums
 
     def chain(self, shape: tuple[int, ...]) -> int:
-        return 2 * self.terms + shape[1]
+        return shape[1] + self.index.shape[0] // self.batch
 
     def squared_norms(self) -> Tensor:
-        """The inner products of all pairs of tokens that are the same row."""
-        same = self.index[:, :, None] == self.index[:, None, :]
-        return torch.where(same, self._gram, 0).sum(-1).sum(-1).clamp(min=0)
-
-    def squared_mass(self) -> Tensor:
-        return (self._gram.diagonal(dim1=1, dim2=2) + TINY).sqrt().sum(-1).square()
+        _, owner, sums = self._sums
+        return sums.new_zeros(self.batch).index_add_(0, owner, torch.linalg.vector_norm(sums, dim=1).square())
 
     def weighted_sum(self, weights: Weights) -> Tensor:
-        rows = weights.clean(self.gradients) * weights.factors.to(self.gradients.dtype)[:, None, None]
-        return rows.new_zeros(self.table, rows.shape[2]).index_add_(0, self.index.flatten(), rows.flatten(0, 1))
+        index, owner, sums = self._sums
+        if weights.silent is not None:
+            sums = sums.masked_fill(weights.silent[owner][:, None], 0)
+        sums = sums * weights.factors.to(sums.dtype)[owner][:, None]
+        return sums.new_zeros(self.table, sums.shape[1]).index_add_(0, index, sums)
 
     def per_example(self) -> Tensor:
-        batch, _, width = self.gradients.shape
-        index = self.index[:, :, None].expand_as(self.gradients)
-        return self.gradients.new_zeros(batch, self.table, width).scatter_add_(1, index, self.gradients)
+        flat = self.gradients.new_zeros(self.batch * self.table, self.gradients.shape[1])
+        flat.index_add_(0, self.owner * self.table + self.index, self.gradients)
+        return flat.view(self.batch, self.table, -1)
 
     def inner(self, other: Contribution) -> Tensor | None:
-        """With an output layer that is tied to the table: row index_t of sum_s g_s x_s^T is sum_s g_s[index_t] x_s."""
-        if isinstance(other, Rows):
-            same = self.index[:, :, None] == other.index[:, None, :]
-            products = torch.bmm(self.gradients, other.gradients.transpose(1, 2))
-            return torch.where(same, products, 0).sum(-1).sum(-1)
-        if not isinstance(other, Products):
+        """With an output layer that is tied to the table: row k of sum_s g_s x_s^T is sum_s g_s[k] x_s."""
+        if not isinstance(other, Products) or not self.regular:
             return None
-        inputs, gradients = other.split
-        if other.transposed:
-            inputs, gradients = gradients, inputs
-        index = self.index[:, None, :].expand(-1, gradients.shape[1], -1)
-        products = torch.bmm(inputs, self.gradients.transpose(1, 2))
+        inputs, gradients = other.split[::-1] if other.transposed else other.split
+        index = self.index.view(self.batch, 1, -1).expand(-1, gradients.shape[1], -1)
+        products = torch.bmm(inputs, self.gradients.view(self.batch, -1, inputs.shape[2]).transpose(1, 2))
         return (products * gradients.gather(2, index)).sum(-1).sum(-1)
+
+
+def join(parts: list[Rows]) -> Rows:
+    """One contribution for several calls of the same table: all tokens together."""
+    if len(parts) == 1:
+        return parts[0]
+    batch, regular = parts[0].batch, all(part.regular for part in parts)
+    first = (batch, -1) if regular else (-1,)
+    index, owner, gradients = (
+        torch.cat([rows.view(*first, *rows.shape[1:]) for rows in kind], len(first) - 1).flatten(0, len(first) - 1)
+        for kind in zip(*[(part.index, part.owner, part.gradients) for part in parts], strict=True)
+    )
+    return Rows(index, owner, gradients, batch, parts[0].table, regular)
 
 
 _BY_FREQUENCY = (
@@ -78,61 +94,13 @@ def _embedding(site: Site) -> dict[int, Contribution] | None:
     index = saved["indices"]
     if shape is None or site.layout.dim >= index.dim():
         return None
-    index = site.layout.split(index, site.layout.dim).flatten(1)
-    gradients = wide(site.layout.split(site.grad))
-    gradients = gradients.reshape(*index.shape, shape[1])
-    padding = saved["padding_idx"]
-    if padding >= 0:
-        gradients = gradients.masked_fill((index == padding)[:, :, None], 0)
-    return {0: Rows(index, gradients, shape[0])}
-
-
-@dataclass(frozen=True)
-class Bags(Contribution):
-    """As Rows, for examples with different numbers of tokens: one flat list, and the example of each token."""
-
-    index: Tensor
-    """[tokens]"""
-    owner: Tensor
-    """[tokens]: the example."""
-    gradients: Tensor
-    """[tokens, d] in fp32 or wider, zero where the token is padding."""
-    sizes: tuple[int, int]
-    """Examples, and rows of the table."""
-
-    @property
-    def terms(self) -> int:
-        return self.index.shape[0]
-
-    def chain(self, shape: tuple[int, ...]) -> int:
-        return 2 * self.terms + shape[1]
-
-    def squared_norms(self) -> Tensor:
-        """Tokens of one example and one row are brought together by sorting; shapes do not depend on the values."""
-        batch, table = self.sizes
-        order = torch.argsort(self.owner * table + self.index, stable=True)
-        owner, index = self.owner[order], self.index[order]
-        starts = (owner != owner.roll(1)) | (index != index.roll(1))
-        group = (starts.cumsum(0) - starts[:1].long()).clamp(min=0)
-        sums = torch.zeros_like(self.gradients).index_add_(0, group, self.gradients[order])
-        owner_of_group = torch.zeros_like(owner).scatter_(0, group, owner)
-        return sums.new_zeros(batch).index_add_(0, owner_of_group, sums.square().sum(1))
-
-    def squared_mass(self) -> Tensor:
-        norms = torch.linalg.vector_norm(self.gradients, dim=1)
-        return norms.new_zeros(self.sizes[0]).index_add_(0, self.owner, norms).square()
-
-    def weighted_sum(self, weights: Weights) -> Tensor:
-        rows = self.gradients
-        if weights.silent is not None:
-            rows = rows.masked_fill(weights.silent[self.owner][:, None], 0)
-        rows = rows * weights.factors.to(rows.dtype)[self.owner][:, None]
-        return rows.new_zeros(self.sizes[1], rows.shape[1]).index_add_(0, self.index, rows)
-
-    def per_example(self) -> Tensor:
-        batch, table = self.sizes
-        flat = self.gradients.new_zeros(batch * table, self.gradients.shape[1])
-        return flat.index_add_(0, self.owner * table + self.index, self.gradients).view(batch, table, -1)
+    layout = site.layout
+    index = layout.split(index).reshape(layout.batch, -1)
+    owner = torch.arange(layout.batch, device=index.device).repeat_interleave(index.shape[1])
+    gradients, index = wide(layout.split(site.grad)).reshape(-1, shape[1]), index.flatten()
+    if saved["padding_idx"] >= 0:
+        gradients = gradients.masked_fill((index == saved["padding_idx"])[:, None], 0)
+    return {0: Rows(index, owner, gradients, layout.batch, shape[0], regular=True)}
 
 
 _SUM, _MEAN = 0, 1
@@ -155,7 +123,7 @@ def _bag(site: Site) -> dict[int, Contribution] | None:
         scale = scale * saved["per_sample_weights"]
     example = layout.per_row(torch.arange(layout.batch, device=index.device))
     gradients = torch.where(counts[:, None], wide(site.grad)[bag], 0) * scale[:, None]
-    return {0: Bags(index, example[bag], gradients, (layout.batch, shape[0]))}
+    return {0: Rows(index, example[bag], gradients, layout.batch, shape[0], regular=False)}
 
 
 _BAG_SAVED = ("indices", "offsets", "mode", "padding_idx", "per_sample_weights", "scale_grad_by_freq")

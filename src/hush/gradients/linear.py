@@ -101,6 +101,8 @@ def squared(rows: Tensor) -> Tensor:
 def join(parts: list[Products]) -> Products:
     """One contribution for several calls of the same matrix: the rows one after another, so that cross terms count."""
     first = parts[0]
+    if len(parts) == 1:
+        return first
     split = [part.split if part.transposed == first.transposed else part.split[::-1] for part in parts]
     inputs = torch.cat([inputs for inputs, _ in split], 1)
     gradients = torch.cat([gradients for _, gradients in split], 1)

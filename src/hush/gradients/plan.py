@@ -197,7 +197,10 @@ def _decide(graph: Graph, node: int, side: list[bool | None]) -> bool | None:
         return True
     if name not in PARAMETRIC:
         return False
-    return None if graph.batch > 1 else name not in RULES
+    if graph.batch > 1:
+        return None
+    # All that one example does belongs to it; what has no dimension has no rule either.
+    return name not in RULES or graph.shape(node, 0) == ()
 
 
 def _parameter_inputs(graph: Graph, node: int, side: list[bool]) -> list[int]:
@@ -215,8 +218,8 @@ def _site(
         if finding.layout is None and not finding.blank:
             raise ValueError(
                 f"at the node {graph.names[node]} the gradients of the losses cannot be told apart by example: "
-                "expected that each loss depends on its own example only, but examples are mixed after this point (batch "
-                "statistics, a loss that compares examples, a mean over the batch). Remove the mixing"
+                "expected that each loss depends on its own example only, but examples are mixed after this point "
+                "(batch statistics, a loss that compares examples, a mean over the batch). Remove the mixing"
             )
     layouts = [findings[output].layout if output in findings else None for output in range(max(outputs) + 1)]
     inlets = [_inlet(graph, node, index) for index in _parameter_inputs(graph, node, side)]

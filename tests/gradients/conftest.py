@@ -1,0 +1,11 @@
+"""Shared by the tests of the engine."""
+
+import pytest
+
+from hush.gradients import plan
+
+
+@pytest.fixture
+def fresh_plans(monkeypatch: pytest.MonkeyPatch) -> None:
+    """An empty cache of plans, so that what happens on a new graph (warnings too) happens here."""
+    monkeypatch.setattr(plan, "_cache", type(plan._cache)())
