@@ -89,10 +89,14 @@ def _fill_numpy(out: memoryview, key: bytes, nonce: int, first_block: int) -> No
 
 def chacha20_blocks(key: bytes, nonce: int, first_block: int, count: int) -> Words:
     """The keystream as an array [count, 16] of 32-bit words, computed by numpy over all blocks at once."""
-    start = np.empty((16, count), np.uint32)
+    return scattered_blocks(key, nonce, np.arange(count, dtype=np.uint64) + np.uint64(first_block))
+
+
+def scattered_blocks(key: bytes, nonce: int, numbers: npt.NDArray[np.uint64]) -> Words:
+    """The blocks with these numbers, in any order, as an array [len(numbers), 16] of 32-bit words."""
+    start = np.empty((16, len(numbers)), np.uint32)
     start[:4] = _CONSTANT[:, None]
     start[4:12] = np.frombuffer(key, dtype="<u4").astype(np.uint32)[:, None]
-    numbers = np.arange(count, dtype=np.uint64) + np.uint64(first_block)
     start[12] = (numbers & np.uint64(_HALF - 1)).astype(np.uint32)
     start[13] = (numbers >> np.uint64(32)).astype(np.uint32)
     start[14] = np.uint32(nonce % _HALF)

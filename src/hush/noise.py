@@ -42,18 +42,19 @@ def add_noise(
     >>> add_noise(total, noise_multiplier=2.0, normals=Normals(Key.from_seed(0)), step=0)["w"].shape
     torch.Size([2])
     """
+    check_release(total, noise_multiplier, scale, out)
     deviations = standard_deviations(total, noise_multiplier)
-    if out is not None and set(out) != set(total.tensors):
-        raise ValueError(f"out must name the tensors of the sum, {sorted(total.tensors)}; got {sorted(out)}")
-    if not math.isfinite(scale):
-        raise ValueError(f"scale must be a finite number, got {scale!r}")
     normals.begin(step)
     released: dict[str, Tensor] = {}
     devices = {tensor.device: None for tensor in total.tensors.values()}
     for number, device in enumerate(devices):
         names = [name for name, tensor in total.tensors.items() if tensor.device == device]
         parts = [
-            Part(total.tensors[name], deviations[name], _place(total.tensors[name], None if out is None else out[name]))
+            Part(
+                total.tensors[name],
+                deviations[name],
+                place_for(total.tensors[name], None if out is None else out[name]),
+            )
             for name in names
         ]
         if noise_multiplier == 0:
@@ -69,26 +70,37 @@ def add_noise(
 
 def standard_deviations(total: BoundedSum, noise_multiplier: float) -> dict[str, float]:
     """The noise's standard deviation for each tensor: noise_multiplier * sqrt(number of groups) * the group's bound."""
+    if noise_multiplier == 0:
+        return dict.fromkeys(total.tensors, 0.0)
+    factor = noise_multiplier * math.sqrt(len(total.groups))
+    return {name: factor * group.bound for group in total.groups for name in group.names}
+
+
+def check_release(
+    total: BoundedSum, noise_multiplier: float, scale: float, out: Mapping[str, Tensor] | None = None
+) -> None:
+    """Refuse what cannot be released with a guarantee."""
     if not (noise_multiplier >= 0 and math.isfinite(noise_multiplier)):
         raise ValueError(f"noise_multiplier must be a finite number >= 0, got {noise_multiplier!r}")
+    if not math.isfinite(scale):
+        raise ValueError(f"scale must be a finite number, got {scale!r}")
     names = [name for group in total.groups for name in group.names]
     if sorted(names) != sorted(total.tensors):
         raise ValueError(
             f"every tensor must belong to exactly one group, got tensors {sorted(total.tensors)} and groups {names}"
         )
+    if out is not None and set(out) != set(names):
+        raise ValueError(f"out must name the tensors of the sum, {sorted(names)}; got {sorted(out)}")
     for name, tensor in total.tensors.items():
         if not tensor.is_floating_point() or tensor.layout != torch.strided:
             raise TypeError(f"{name}: noise is added to dense floating point sums, got {tensor.dtype}, {tensor.layout}")
-    if noise_multiplier == 0:
-        return dict.fromkeys(names, 0.0)
     for group in total.groups:
-        if not (group.bound >= 0 and math.isfinite(group.bound)):
+        if noise_multiplier > 0 and not (group.bound >= 0 and math.isfinite(group.bound)):
             raise ValueError(f"a bound must be a finite number >= 0, got {group.bound!r} for {', '.join(group.names)}")
-    factor = noise_multiplier * math.sqrt(len(total.groups))
-    return {name: factor * group.bound for group in total.groups for name in group.names}
 
 
-def _place(total: Tensor, out: Tensor | None) -> Tensor:
+def place_for(total: Tensor, out: Tensor | None) -> Tensor:
+    """Where a tensor's release is written: the given tensor, or a new one in float32 or wider."""
     if out is None:
         return torch.empty_like(total, dtype=torch.promote_types(total.dtype, torch.float32))
     if out.shape != total.shape or out.device != total.device:
