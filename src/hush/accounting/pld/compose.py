@@ -91,7 +91,7 @@ def compose(grids: Sequence[tuple[Grid, int]], window: Window) -> Tail:
         transform = _FFT * UNIT * math.log2(size) * float(np.linalg.norm(rest)) + 32 * UNIT * total
         noise += count * transform
         growth += count * transform * math.sqrt(size)
-        relative += count * UNIT * (16 + 4 * tilt * float(np.max(np.abs(losses[[0, -1]]))))
+        relative += count * UNIT * (16 + 4 * abs(tilt) * float(np.max(np.abs(losses[[0, -1]]))))
         infinite += count * grid.infinite
         log_mass += count * max(0.0, math.log(float(np.sum(grid.masses)) + grid.infinite))
         offset += count * (grid.first + largest)

@@ -34,6 +34,7 @@ class Curve:
     put: Callable[[Array], Evaluated]
     symmetric: bool
     anchor: float = 0.0
+    floor: float = 0.0  # values below this are not resolved
 
     def reversed(self) -> "Curve":
         """The curve of Q against P."""
@@ -49,7 +50,7 @@ class Curve:
             scale = np.exp(epsilons)
             return scale * value, scale * (error + _FEW * value * (1 - epsilons))
 
-        return self if self.symmetric else Curve(call, put, False, -self.anchor)
+        return self if self.symmetric else Curve(call, put, False, -self.anchor, self.floor)
 
 
 def _scaled_by_exp(value: Array, exponent: Array) -> Array:

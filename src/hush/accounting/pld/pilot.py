@@ -64,7 +64,7 @@ class Saddle:
 def atoms_of(curve: Curve, count: int, negligible: float) -> Atoms:
     """Connected dots on a sinh grid that ends where call (put) is negligible."""
     middle = float(curve.call(np.zeros(1))[0][0])
-    high = _first_below(curve.call(_SCAN)[0], negligible)
+    high = _first_below(curve.call(_SCAN)[0], max(negligible, curve.floor))
     low = _first_below(curve.put(-_SCAN)[0], 1e-18 * middle / count)
     right = _spread(middle, high, 500)
     left = -_spread(middle, low, 300)[::-1]
@@ -77,8 +77,8 @@ def atoms_of(curve: Curve, count: int, negligible: float) -> Atoms:
 
 
 def _first_below(values: Array, level: float) -> float:
-    below = np.flatnonzero(values <= level)
-    return float(_SCAN[below[0]] if len(below) else _SCAN[-1])
+    """The first scanned loss where the values are below the level, or as good as constant if they stay above it."""
+    return float(_SCAN[np.flatnonzero(values <= max(level, 1.01 * float(values[-1])))[0]])
 
 
 def _spread(scale: float, end: float, points: int) -> Array:
