@@ -8,6 +8,7 @@ import warnings
 from collections import OrderedDict
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from math import prod
 
 import torch
 from torch import Tensor
@@ -15,7 +16,7 @@ from torch import Tensor
 from hush.gradients import generic
 from hush.gradients.graph import LEAF, MOVERS, Graph, back
 from hush.gradients.probe import Finding, probe
-from hush.gradients.rules import PARAMETRIC, RESHAPES, RULES
+from hush.gradients.rules import MATRIX_PRODUCTS, PARAMETRIC, RESHAPES, RULES
 from hush.gradients.site import Layout, Rule
 
 Edge = tuple[int, int]
@@ -195,12 +196,27 @@ def _decide(graph: Graph, node: int, side: list[bool | None]) -> bool | None:
         return None
     if name in RESHAPES:
         return True
-    if name not in PARAMETRIC:
+    if name not in PARAMETRIC or _takes_in_data(graph, node):
         return False
     if graph.batch > 1:
         return None
     # All that one example does belongs to it; what has no dimension has no rule either.
     return name not in RULES or graph.shape(node, 0) == ()
+
+
+def _takes_in_data(graph: Graph, node: int) -> bool:
+    """Whether a node joins parameters with a constant tensor that looks like data and not like a mask or a scale.
+
+    What is larger than the parameters that go into it does, and so does a matrix product whose result has another shape
+    than the parameter, with a size that is a multiple of the batch's.
+    """
+    shape = graph.shape(node, 0)
+    given = [graph.shape(*edge) for edge in graph.inputs[node] if edge is not None]
+    if len(given) == len(graph.inputs[node]):
+        return False
+    if graph.names[node] in MATRIX_PRODUCTS:
+        return shape not in given and any(size % graph.batch == 0 for size in shape)
+    return prod(shape) > max(prod(one) for one in given)
 
 
 def _parameter_inputs(graph: Graph, node: int, side: list[bool]) -> list[int]:

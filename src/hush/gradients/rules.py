@@ -52,3 +52,5 @@ _PARAMETRIC = """
 """
 PARAMETRIC = frozenset(f"{name}Backward{version}" for name in _PARAMETRIC.split() for version in range(4))
 """Nodes that may stand between a parameter and the place where it meets data (weight norm, adapters, pruning)."""
+
+MATRIX_PRODUCTS = frozenset({"MmBackward0", "AddmmBackward0", "BmmBackward0", "BaddbmmBackward0"})
