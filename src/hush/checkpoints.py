@@ -131,14 +131,18 @@ def _facts_text(facts: dict[str, Any]) -> str:
         text = json.dumps(facts, sort_keys=True, allow_nan=False)
     except (TypeError, ValueError) as error:
         raise CheckpointError("facts of plain JSON values", str(error), "turn them into numbers and text") from error
+    return _sealed(text)
+
+
+def _sealed(text: str) -> str:
     return json.dumps({"digest": _digest(text.encode()), "content": text})
 
 
 def _read_facts(raw: bytes, where: Path) -> dict[str, Any]:
     try:
-        outer = json.loads(raw)
-        if _digest(outer["content"].encode()) == outer["digest"]:
-            facts = json.loads(outer["content"])
+        content = json.loads(raw)["content"]
+        if _sealed(content).encode() == raw:
+            facts = json.loads(content)
             if facts["format"] == _FORMAT and isinstance(facts["facts"], dict) and {"seen", "state"} <= facts.keys():
                 return facts
             raise CheckpointError(f"format {_FORMAT}", f"format {facts['format']!r}", "use the hush that wrote it")

@@ -21,8 +21,7 @@ from pathlib import Path
 import torch
 
 from hush import checkpoints
-from hush.accounting.bounds import Budget
-from hush.accounting.events import Gaussian
+from hush.accounting import Budget, Gaussian, epsilon
 from hush.ledger import BudgetExhausted, Ledger
 
 CAP = Budget(epsilon=3.0, delta=1e-5)
@@ -96,7 +95,23 @@ def check(folder: Path) -> int:
     return released.total()
 
 
-def kill_often(kills: int, *, seed: int, folder: Path, longest: float = 0.08) -> dict[str, int]:
+def wait_a_while(ground: Path, chance: random.Random) -> None:
+    """Half of the kills come at a random time, which finds starts and openings; half after some releases."""
+    released = ground / "released"
+
+    def size() -> int:
+        return released.stat().st_size if released.exists() else 0
+
+    more = (
+        5 * chance.randrange(1, 60) if chance.random() < 0.5 else None
+    )  # a release is five bytes, "run0" and a line end
+    until = time.monotonic() + (chance.uniform(0, 0.08) if more is None else 1.0)
+    begun = size()
+    while time.monotonic() < until and (more is None or size() < begun + more):
+        time.sleep(0.0005)
+
+
+def kill_often(kills: int, *, seed: int, folder: Path) -> dict[str, int]:
     """Start and kill until `kills` processes died by SIGKILL; a used-up ledger is followed by a fresh one."""
     chance = random.Random(seed)
     counts = {"kills": 0, "ledgers": 0, "released": 0}
@@ -108,7 +123,7 @@ def kill_often(kills: int, *, seed: int, folder: Path, longest: float = 0.08) ->
             process = os.fork()
             if process == 0:
                 child(ground)
-            time.sleep(chance.uniform(0, longest))
+            wait_a_while(ground, chance)
             os.kill(process, signal.SIGKILL)
             _, status = os.waitpid(process, 0)
             total = check(ground)
@@ -128,6 +143,7 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=0)
     options = parser.parse_args()
     torch.set_num_threads(1)
+    epsilon(UNIT * UNITS, delta=SLICE.delta)  # loaded and remembered once: children are killed in their own work
     with tempfile.TemporaryDirectory() as folder:
         counts = kill_often(options.kills, seed=options.seed, folder=Path(folder))
     print(" ".join(f"{name}={count}" for name, count in counts.items()))

@@ -178,8 +178,12 @@ def test_spent_is_the_whole_plan_and_so_far_is_not(ledger):
     account.reserve(25)
     whole = 1 / math.sqrt(100 / 100.0**2 + 1 / 50.0**2)
     begun = 1 / math.sqrt(25 / 100.0**2 + 1 / 50.0**2)
-    assert account.spent(delta=1e-6).upper == pytest.approx(accounting.epsilon(Gaussian(whole), delta=1e-6).upper, rel=2e-3)
-    assert account.so_far(delta=1e-6).upper == pytest.approx(accounting.epsilon(Gaussian(begun), delta=1e-6).upper, rel=2e-3)
+    assert account.spent(delta=1e-6).upper == pytest.approx(
+        accounting.epsilon(Gaussian(whole), delta=1e-6).upper, rel=2e-3
+    )
+    assert account.so_far(delta=1e-6).upper == pytest.approx(
+        accounting.epsilon(Gaussian(begun), delta=1e-6).upper, rel=2e-3
+    )
 
 
 def test_memory_account_counts_like_one_on_a_ledger():

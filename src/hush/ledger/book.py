@@ -106,14 +106,17 @@ class Ledger:
             self._store.append(lambda books: self._opened(books, page))
             return Account(self, self._store.books.pages[name])
 
-    def resume_account(self, name: str, *, seen: Head | None = None) -> Account:
+    def resume_account(self, name: str, *, seen: Head | None = None, data: Any = None) -> Account:
         """Take over an account that is still open, after all units on record; `left` says how many remain.
 
-        An account with nothing left is given back all the same: its first `reserve` raises BudgetExhausted.
+        An account with nothing left is given back all the same: its first `reserve` raises BudgetExhausted. `data`
+        that is not the ledger's is refused, as it is for a new account.
         """
         if seen is not None:
             self.must_include(seen)
         with self._lock:
+            if data is not None:
+                self._admit_data(fingerprint(data, salt=self._store.books.salt))
             owner = secrets.token_hex(16)
             self._store.append(
                 lambda books: {"kind": "resumed", "account": _open_page(books, name).name, "owner": owner, "at": _now()}

@@ -232,6 +232,8 @@ def _said_clearly(path: Path) -> Iterator[None]:
                 f"a turn at {path} within {_WAIT_SECONDS:.0f} s", str(error), "end the process that holds the lock"
             ) from error
         raise LedgerDamaged(f"{path} to be an intact hush ledger", str(error), _DO_RESTORE) from error
+    except UnicodeError as error:  # Python could not even read SQLite's complaint, which quotes the damage
+        raise LedgerDamaged(f"{path} to be an intact hush ledger", "bytes that are no text", _DO_RESTORE) from error
     except OSError as error:
         raise LedgerUnwritable(
             f"{path} and its folder to be readable and writable",
