@@ -38,9 +38,10 @@ class Private:
     lot; sums are divided by the plan's expected lot size, never by the real one.
 
     `ledger` is a path, a Ledger, an account that was opened or resumed before, or None for an account in memory. With
-    `seed` lots and noise are reproducible, and the run is NOT PRIVATE (`private.private` is False). `noise="discrete"` releases integers on a fixed grid, safe against attacks on floating point (see `hush.discrete`). `public_buffers`
-    are patterns of buffers that may change in training because they hold nothing of the data. `selfcheck=False`
-    leaves out the check of captured forward passes and lets parameters be without use in some of them.
+    `seed` lots and noise are reproducible, and the run is NOT PRIVATE (`private.private` is False). With
+    noise="discrete" sums are released as integers on a fixed grid, safe against attacks on floating point.
+    `public_buffers` are patterns of buffers that may change in training because they hold nothing of the data.
+    selfcheck=False leaves out the check of captured forward passes and lets some of them leave parameters unused.
 
     >>> from hush.gradients.clip import FlatClip
     >>> from hush.lots import PoissonLots
