@@ -1,0 +1,213 @@
+"""Noise: is it right on this machine, and what does it cost beside torch.randn?
+
+python benchmarks/noise.py                  on the CPU
+python benchmarks/noise.py --device cuda    the kernels: keystream bit for bit, normals to 1e-6, graph replay, times
+"""
+
+import argparse
+import json
+import platform
+import statistics
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from hush.chacha20 import fill_keystream
+from hush.discrete import add_discrete_noise
+from hush.gradients.bounded import BoundedSum, Group
+from hush.noise import add_noise
+from hush.normals import RUN, Normals, fill_normals
+from hush.streams import Key
+
+SUBKEY = bytes(range(32))
+MODELS = {
+    "mlp60": [60_000, 1_000, 10_000, 10],
+    "mlp784": [784_000, 1_000, 10_000, 10],
+    "gpt2-small": [50_257 * 768, 1_024 * 768]
+    + 12 * [768, 768, 768 * 2304, 2304, 768 * 768, 768, 768, 768, 768 * 3072, 3072, 3072 * 768, 768]
+    + [768, 768],
+}
+
+
+def seconds(work: Callable[[], object], device: str, repeats: int) -> float:
+    """Median time of one call; on a GPU from event to event over a few calls, so that launches overlap as in a step."""
+    work()
+    times = []
+    for _ in range(repeats):
+        if device == "cuda":
+            start, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+            start.record()
+            for _ in range(5):
+                work()
+            end.record()
+            torch.cuda.synchronize()
+            times.append(start.elapsed_time(end) / 5e3)
+        else:
+            begin = time.perf_counter()
+            work()
+            times.append(time.perf_counter() - begin)
+    return statistics.median(times)
+
+
+def tensors_of(sizes: list[int], device: str) -> dict[str, torch.Tensor]:
+    return {str(i): torch.zeros(size, device=device) for i, size in enumerate(sizes)}
+
+
+def with_randn(sums: dict[str, torch.Tensor], out: dict[str, torch.Tensor]) -> None:
+    for name, tensor in sums.items():
+        torch.add(tensor, torch.randn_like(tensor), alpha=0.7, out=out[name])
+    torch._foreach_mul_(list(out.values()), 1 / 600)
+
+
+def cpu_rows(sizes: list[int], repeats: int) -> dict[str, float]:
+    sums, out = tensors_of(sizes, "cpu"), tensors_of(sizes, "cpu")
+    total = BoundedSum(sums, (Group(tuple(sums), 1.0),))
+    count = sum(sizes)
+    normals, steps = Normals(Key.from_os()), iter(range(10**9))
+    words = bytearray(4 * count)
+    rows = {
+        "torch.randn": seconds(lambda: torch.randn(count), "cpu", repeats),
+        "keystream": seconds(lambda: fill_keystream(memoryview(words), SUBKEY, 0, 0), "cpu", repeats),
+        "normals": seconds(lambda: normals.draw(next(steps), count), "cpu", repeats),
+        "release with torch.randn": seconds(lambda: with_randn(sums, out), "cpu", repeats),
+        "release": seconds(
+            lambda: add_noise(total, noise_multiplier=0.7, normals=normals, step=next(steps), scale=1 / 600, out=out),
+            "cpu", repeats,
+        ),
+    }  # fmt: skip
+
+    def prepared() -> float:
+        step = next(steps)
+        normals.prepare(step, count)
+        assert normals._prepared is not None
+        normals._prepared.numbers.result()
+        begin = time.perf_counter()
+        add_noise(total, noise_multiplier=0.7, normals=normals, step=step, scale=1 / 600, out=out)
+        return time.perf_counter() - begin
+
+    rows["release, numbers drawn ahead"] = statistics.median(prepared() for _ in range(repeats))
+    if count < 2_000_000:
+        rows["release, float-safe"] = seconds(
+            lambda: add_discrete_noise(
+                total, noise_multiplier=0.7, normals=normals, step=next(steps), scale=1 / 600, out=out
+            ),
+            "cpu", max(3, repeats // 5),
+        )  # fmt: skip
+    normals.close()
+    return rows
+
+
+def gpu_checks() -> dict[str, Any]:
+    from hush.kernels.chacha20 import keystream
+    from hush.kernels.gaussian import Release
+
+    def released(sizes: list[int], step: int) -> np.ndarray:
+        parts = [(torch.zeros(n, device="cuda"), 1.0, torch.empty(n, device="cuda")) for n in sizes]
+        Release(parts, scale=1.0, subkey=SUBKEY, step=step).launch()
+        return torch.cat([part[2] for part in parts]).cpu().numpy()
+
+    def on_cpu(count: int, step: int) -> np.ndarray:
+        out = np.empty(count, np.float32)
+        fill_normals(out, SUBKEY, step)
+        return out
+
+    answer: dict[str, Any] = {}
+    for step, first in ((0, 0), (2**40 + 7, 2**32 - 100), (2**64 - 1, 2**62)):
+        got = keystream(SUBKEY, step, first_block=first, blocks=5000, device="cuda").cpu().numpy().tobytes()
+        words = bytearray(5000 * 64)
+        fill_keystream(memoryview(words), SUBKEY, step, first)
+        assert got == bytes(words), f"keystream differs at step {step}, block {first}"
+    answer["keystream"] = "equal bit for bit"
+    worst, largest = 0.0, 0.0
+    for step, sizes in enumerate(([1], [33], [5, 0, 4097, 1000], [RUN, 1, RUN + 77], [40_000_000])):
+        mine, theirs = released(sizes, step), on_cpu(sum(sizes), step)
+        worst = max(worst, float((np.abs(mine - theirs) / np.maximum(1.0, np.abs(theirs))).max()))
+        largest = max(largest, float(np.abs(mine).max()))
+    assert worst <= 1e-6, f"normals differ by {worst}"
+    answer["normals differ by at most"] = worst
+    answer["largest of 40 million"] = largest
+
+    # Steps counted on the device, in a captured graph.
+    part = (torch.zeros(10_000, device="cuda"), 1.0, torch.empty(10_000, device="cuda"))
+    prepared = Release([part], scale=1.0, subkey=SUBKEY, step=5)
+    prepared.launch()  # compiles outside the capture
+    torch.cuda.synchronize()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        prepared.launch()
+        prepared.next_step()
+    for step in (5, 6, 7):
+        graph.replay()
+        assert np.abs(part[2].cpu().numpy() - on_cpu(10_000, step)).max() < 1e-5, f"replayed step {step} is wrong"
+    answer["captured graph"] = "replays step after step"
+    return answer
+
+
+def gpu_rows(sizes: list[int], repeats: int) -> dict[str, float]:
+    from hush.kernels.gaussian import Release
+
+    sums, out = tensors_of(sizes, "cuda"), tensors_of(sizes, "cuda")
+    total = BoundedSum(sums, (Group(tuple(sums), 1.0),))
+    count = sum(sizes)
+    normals, steps = Normals(Key.from_os()), iter(range(10**9))
+    prepared = Release(
+        [(sums[name], 0.7, out[name]) for name in sums], scale=1 / 600, subkey=normals.subkey(), step=0
+    )  # fmt: skip
+
+    def ours() -> None:
+        prepared.launch()
+        prepared.next_step()
+
+    def captured(work: Callable[[], None]) -> Callable[[], None]:
+        work()
+        torch.cuda.synchronize()
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph):
+            work()
+        return graph.replay
+
+    flat = torch.empty(count, device="cuda")
+    return {
+        "torch.randn": seconds(lambda: flat.normal_(), "cuda", repeats),
+        "release with torch.randn": seconds(lambda: with_randn(sums, out), "cuda", repeats),
+        "release with torch.randn, captured": seconds(captured(lambda: with_randn(sums, out)), "cuda", repeats),
+        "release": seconds(
+            lambda: add_noise(total, noise_multiplier=0.7, normals=normals, step=next(steps), scale=1 / 600, out=out),
+            "cuda", repeats,
+        ),
+        "release, prepared": seconds(ours, "cuda", repeats),
+        "release, captured": seconds(captured(ours), "cuda", repeats),
+    }  # fmt: skip
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--device", choices=["cpu", "cuda"], default="cpu")
+    parser.add_argument("--repeats", type=int, default=25)
+    parser.add_argument("--json", type=Path, help="write the results to this file")
+    options = parser.parse_args()
+    on_gpu = options.device == "cuda"
+    machine = torch.cuda.get_device_name() if on_gpu else f"{platform.processor()}, {torch.get_num_threads()} threads"
+    result: dict[str, Any] = {"machine": machine, "torch": torch.__version__, "milliseconds": {}}
+    if on_gpu:
+        result["checks"] = gpu_checks()
+        for name, value in result["checks"].items():
+            print(f"{name}: {value}")
+    for model, sizes in MODELS.items():
+        if model == "gpt2-small" and not on_gpu:
+            continue
+        rows = (gpu_rows if on_gpu else cpu_rows)(sizes, options.repeats)
+        result["milliseconds"][model] = {name: 1e3 * value for name, value in rows.items()}
+        print(f"\n{model}: {sum(sizes):,} numbers in {len(sizes)} tensors")
+        for name, value in rows.items():
+            print(f"  {name:36s}{1e3 * value:10.3f} ms")
+    if options.json:
+        options.json.write_text(json.dumps(result, indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    main()
