@@ -62,7 +62,7 @@ class KeptKernels(Contribution):
     shape: tuple[int, ...]
 
     def squared_norms(self) -> Tensor:
-        return squared_norms(self.values)
+        return squared_norms(self.values if self.values.is_contiguous() else self.values.transpose(2, 3))
 
     def weighted_sum(self, weights: Weights) -> Tensor:
         values = weights.clean(self.values)
