@@ -118,6 +118,17 @@ def test_hazard_24_rate_one_bounds_the_analytic_gaussian(accountant: ModuleType,
         assert held.lower <= gaussian_delta(noise, 1.0, count) <= held.upper
 
 
+@pytest.mark.parametrize("accountant", [moments, renyi, strong], ids=lambda m: m.__name__.split(".")[-1])
+def test_hazard_24_extremes_give_finite_answers_that_grow_with_the_steps(accountant: ModuleType) -> None:
+    """No failure, no warning, nothing negative; the certified accountant has a grid of its own."""
+    for rate in (1e-8, 1e-3, 1.0):
+        for noise in (0.3, 1.0, 1e3):
+            for delta in (0.5, 1e-18):
+                costs = [upper(accountant, PoissonSampled(rate, Gaussian(noise)) * n, delta) for n in (1, 1000, 10**7)]
+                assert all(0 <= cost < math.inf for cost in costs)
+                assert all(a <= b * (1 + 1e-9) + 1e-12 for a, b in pairwise(costs))
+
+
 @every_accountant
 def test_parts_that_differ_cost_at_least_each_and_in_any_order(accountant: ModuleType) -> None:
     whole = Gaussian(4.0) * 2 + STEP * 100 + Laplace(8.0)
