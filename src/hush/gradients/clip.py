@@ -79,6 +79,9 @@ class PerLayerClip(Clip):
         for bound in self._patterns().values():
             _check(bound)
 
+    def __hash__(self) -> int:
+        return hash(tuple(self._patterns().items()))
+
     def _patterns(self) -> Mapping[str, Schedule]:
         return self.bounds if isinstance(self.bounds, Mapping) else {"*": self.bounds}
 
