@@ -1,6 +1,9 @@
 """Noise on a bounded sum: its scale, its shape, who gets which numbers, dtypes, and what is refused."""
 
+import ast
+import inspect
 import math
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -9,7 +12,7 @@ from scipy import stats
 from torch import Tensor
 
 from hush.gradients.bounded import BoundedSum, Group
-from hush.noise import add_noise, standard_deviations
+from hush.noise import add_noise, refuse_capture, standard_deviations
 from hush.normals import Normals
 from hush.streams import Key
 
@@ -152,6 +155,30 @@ def test_hazard_22_a_step_is_released_once() -> None:
     add_noise(total, noise_multiplier=1.0, normals=source, step=2)
     with pytest.raises(RuntimeError, match="drawn once"):
         add_noise(total, noise_multiplier=1.0, normals=source, step=2)
+
+
+def test_hazard_22_noise_is_not_recorded_in_a_graph_that_would_repeat_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: True)
+    asked = []
+    monkeypatch.setattr("hush.noise.refuse_capture", asked.append)
+    add_noise(bounded({"w": 3}, ("w", 1.0)), noise_multiplier=1.0, normals=Normals(Key.from_seed(0)), step=0)
+    assert asked == [torch.device("cpu")]
+    refuse_capture(torch.device("cpu"))
+    with pytest.raises(RuntimeError, match="same noise at every replay"):
+        refuse_capture(torch.device("cuda"))
+
+
+def test_no_other_room_draws_gaussian_noise() -> None:
+    """Initial weights aside, nothing in the package asks torch or numpy for normal numbers."""
+    names = {"randn", "randn_like", "normal", "normal_", "standard_normal", "log_normal_", "multivariate_normal"}
+    package = Path(inspect.getfile(add_noise)).parent
+    for path in sorted(package.rglob("*.py")):
+        called = {
+            node.func.attr if isinstance(node.func, ast.Attribute) else getattr(node.func, "id", "")
+            for node in ast.walk(ast.parse(path.read_text()))
+            if isinstance(node, ast.Call)
+        }
+        assert path.name == "models.py" or not called & names, f"{path.name} draws its own: {called & names}"
 
 
 def test_misuse_is_refused() -> None:

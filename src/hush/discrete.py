@@ -27,7 +27,7 @@ from torch import Tensor
 
 from hush.gradients.bounded import BoundedSum, Group
 from hush.integers import discrete_gaussian, rounded_gaussian
-from hush.noise import check_release, place_for
+from hush.noise import check_release, place_for, refuse_capture
 from hush.normals import Normals
 
 ADDED_SENSITIVITY = 1e-3
@@ -85,6 +85,8 @@ def add_discrete_noise(
     if noise_multiplier == 0:
         raise ValueError("noise_multiplier must be positive on a grid; use add_noise for a sum without noise")
     draw = rounded_gaussian if kind == "rounded" else discrete_gaussian
+    for tensor in total.tensors.values():
+        refuse_capture(tensor.device)
     normals.begin(step)
     subkey = normals.subkey()
     group_of = {name: group for group in total.groups for name in group.names}

@@ -44,6 +44,8 @@ def add_noise(
     """
     check_release(total, noise_multiplier, scale, out)
     deviations = standard_deviations(total, noise_multiplier)
+    for tensor in total.tensors.values():
+        refuse_capture(tensor.device)
     normals.begin(step)
     released: dict[str, Tensor] = {}
     devices = {tensor.device: None for tensor in total.tensors.values()}
@@ -97,6 +99,15 @@ def check_release(
     for group in total.groups:
         if noise_multiplier > 0 and not (group.bound >= 0 and math.isfinite(group.bound)):
             raise ValueError(f"a bound must be a finite number >= 0, got {group.bound!r} for {', '.join(group.names)}")
+
+
+def refuse_capture(device: torch.device) -> None:
+    """Refuse to be recorded in a CUDA graph, whose replays would all add the same noise."""
+    if device.type == "cuda" and torch.cuda.is_current_stream_capturing():
+        raise RuntimeError(
+            "a captured CUDA graph would add the same noise at every replay; release outside the graph, or capture "
+            "hush.kernels.gaussian.Release, which counts its steps in device memory"
+        )
 
 
 def place_for(total: Tensor, out: Tensor | None) -> Tensor:
