@@ -11,7 +11,9 @@ from scipy import stats
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from hush.accumulation import LotSum
 from hush.augment import copies
+from hush.gradients.bounded import BoundedSum, Group
 from hush.gradients.clip import Clip, FlatClip, PerLayerClip, QuantileClip
 from hush.loading import Loader
 from hush.lots import AllocatedLots, Lots, PoissonLots, ShuffledLots
@@ -352,6 +354,26 @@ def test_hazard_28_discrete_noise_lies_on_a_grid_and_has_the_same_scale(clip: Cl
         assert noise.std().item() == pytest.approx(2.0 * 0.7 / 4, rel=0.03)
     with pytest.raises(ValueError, match="'gaussian' or 'discrete', got 'laplace'"):
         Private(model, plan(), noise="laplace")  # type: ignore[arg-type]
+
+
+def test_the_bound_covers_every_batch_and_forgets_no_slack() -> None:
+    def batch(value: float, bound: float) -> BoundedSum:
+        return BoundedSum({"w": torch.full((2,), value)}, (Group(("w",), bound),))
+
+    parameters, total = {"w": nn.Parameter(torch.zeros(2))}, LotSum()
+    for value, bound in ((1e8, 2.02), (1.0, 2.2), (-1e8, 2.0)):
+        total.add(batch(value, bound), FlatClip(2.0))
+    result = total.total(parameters, FlatClip(2.0))
+    assert result.tensors["w"].tolist() == [1.0, 1.0], "batches are added in fp64"
+    assert 2.2 <= result.sensitivity < 2.2 * (1 + 1e-9)
+    total.clear()
+    empty = total.total(parameters, FlatClip(3.0))
+    assert empty.tensors["w"].tolist() == [0.0, 0.0]
+    assert empty.sensitivity == pytest.approx(3.3, rel=1e-9), "an empty lot has the bound of the others"
+    borrowed = batch(1.0, 2.0)
+    total.add(borrowed, FlatClip(2.0), borrowed=True)
+    borrowed.tensors["w"].zero_()
+    assert total.total(parameters, FlatClip(2.0)).tensors["w"].tolist() == [1.0, 1.0]
 
 
 # Quantile clipping -----------------------------------------------------------------------------------------------
