@@ -4,7 +4,7 @@ import sys
 
 import typer
 
-from hush.commands import accounting, ledger
+from hush.commands import accounting, ledger, report, train
 
 app = typer.Typer(
     name="hush",
@@ -14,7 +14,9 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
 )
 accounting.mount(app)
+train.mount(app)
 ledger.mount(app)
+report.mount(app)
 
 
 def main(arguments: list[str] | None = None) -> None:

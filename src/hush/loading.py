@@ -59,6 +59,11 @@ class Loader:
                 persistent_workers=workers > 0,
             )
 
+    @property
+    def in_memory(self) -> bool:
+        """Whether the data is arrays (or memory maps) that are read by indexing."""
+        return self._arrays is not None
+
     def batches(self, lot: Lot, size: int) -> Iterator[Any]:
         """The lot's examples, at most `size` at a time; an empty lot has no batches."""
         indices = lot.split(size)

@@ -1,0 +1,51 @@
+"""A person's own job: `path/to/script.py:function` or `module:function` -> the Job that the function returns."""
+
+import importlib
+import importlib.util
+import os
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from hush.fitting import Job
+
+
+def load_job(named: str) -> "Job":
+    """Import the file or module, call the function, and check that a Job came back."""
+    from hush.fitting import Job
+
+    place, colon, function = named.rpartition(":")
+    if not colon or not place or not function:
+        raise ValueError(
+            f"unknown job {named!r}: expected mnist, fashion-mnist, or path/to/script.py:function (module:function)"
+        )
+    module = _module(place)
+    make = getattr(module, function, None)
+    if not callable(make):
+        raise ValueError(f"{place} has no function {function!r}")
+    job = make()
+    if not isinstance(job, Job):
+        raise ValueError(f"{named} must return a hush.Job, got {type(job).__name__}")
+    return job
+
+
+def _module(place: str) -> Any:
+    if place.endswith(".py"):
+        path = Path(place)
+        if not path.is_file():
+            raise ValueError(f"no file {path}")
+        spec = importlib.util.spec_from_file_location(path.stem, path)
+        assert spec is not None and spec.loader is not None
+        module = importlib.util.module_from_spec(spec)
+        sys.modules[path.stem] = module  # dataclasses and pickling look a module up by its name
+        sys.path.insert(0, str(path.parent.resolve()))  # so that it finds its neighbours, as when run as a script
+        spec.loader.exec_module(module)
+        return module
+    sys.path.insert(0, os.getcwd())
+    try:
+        return importlib.import_module(place)
+    except ModuleNotFoundError as error:
+        if error.name is not None and (place == error.name or place.startswith(error.name + ".")):
+            raise ValueError(f"no module {place!r}; for a file write path/to/script.py:function") from None
+        raise

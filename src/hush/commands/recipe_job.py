@@ -1,0 +1,82 @@
+"""A recipe and its data as a job for `hush train`: features, DP-PCA charged upfront, network, optimizer, schedule."""
+
+from dataclasses import replace
+
+import torch
+from torch.nn import functional as F
+from torch.optim.lr_scheduler import LambdaLR
+
+from hush import data
+from hush.accounting import Event, Gaussian
+from hush.fitting import HeldOut, Job, Upfront
+from hush.gradients.clip import FlatClip
+from hush.pca import ProjectionLayer, dp_pca
+from hush.recipes import Recipe, recipe
+from hush.streams import Key
+
+TITLES = {"mnist": "MNIST", "fashion-mnist": "Fashion-MNIST"}
+TUNED_ON = {"mnist": "Fashion-MNIST", "fashion-mnist": "MNIST"}
+
+
+def recipe_job(
+    name: str,
+    *,
+    found: Recipe,
+    device: str,
+    seed: int | None = None,
+    weights_seed: int = 0,
+    examples: int | None = None,
+) -> Job:
+    """The job of a recipe on a bundled or known data set; `examples` takes only the first so many of both sets."""
+    images = data.load(name)
+    train_x, train_y = images.train_x[:examples], images.train_y[:examples]
+    test_x, test_y = images.test_x[:examples], images.test_y[:examples]
+    x, test = found.features(train_x.to(device)), found.features(test_x.to(device))
+    projection, upfront = _projection(found, x, seed)
+    model = found.model(projection, generator=torch.Generator().manual_seed(weights_seed)).to(device)
+    optimizer = found.optimizer(model)
+    steps = max(1, found.steps(len(x)))
+    return Job(
+        model=model,
+        train_set=(x, train_y.to(device)),
+        loss=F.cross_entropy,
+        optimizer=optimizer,
+        lot_size=found.lot_size,
+        epochs=found.epochs,
+        steps=steps,
+        clip=FlatClip(found.clip),
+        held_out=HeldOut(data=(test, test_y.to(device)), public=True, name=f"the {TITLES[name]} test set"),
+        scheduler=LambdaLR(optimizer, found.rate_factor(steps)) if found.fall != 1 else None,
+        average=found.averaging,
+        upfront=upfront,
+        fingerprint_of=(train_x, train_y),
+        data_name=f"the {TITLES[name]} training set",
+        settings_from=f"on {TUNED_ON[name]}, without a look at this data",
+    )
+
+
+def choose(name: str, *, model: str, epsilon: float, lot: int | None, epochs: int | None, clip: float | None) -> Recipe:
+    """The recipe for a data set and a budget, with what the caller wants otherwise."""
+    found = recipe(name, model=model, epsilon=epsilon)
+    return replace(
+        found,
+        lot_size=found.lot_size if lot is None else lot,
+        epochs=found.epochs if epochs is None else epochs,
+        clip=found.clip if clip is None else clip,
+    )
+
+
+def _projection(found: Recipe, x: torch.Tensor, seed: int | None) -> tuple[ProjectionLayer | None, Upfront | None]:
+    """A projection layer that is empty until its DP-PCA was charged; none where the recipe has none."""
+    if found.pca_noise is None:
+        return None, None
+    layer, noise = ProjectionLayer(torch.zeros(x.shape[1], found.pca_dimensions)), found.pca_noise
+
+    def run() -> Event:
+        key = None if seed is None else Key.from_seed(seed)
+        projection = dp_pca(x, dimensions=found.pca_dimensions, noise_multiplier=noise, key=key)
+        layer.matrix.copy_(projection.matrix)
+        return projection.event
+
+    name = f"DP-PCA to {found.pca_dimensions} dimensions"
+    return layer, Upfront(name=name, event=Gaussian(noise), run=run)

@@ -1,0 +1,311 @@
+"""One run from its beginning to its end: account, upfront access, lots, evaluation, checkpoints, report."""
+
+import time
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch.optim.lr_scheduler import ReduceLROnPlateau
+
+from hush import accounting, checkpoints
+from hush.checkpoints import Checkpoint
+from hush.fitting import saving
+from hush.fitting.account import open_charged, resume_charged
+from hush.fitting.batch_size import LotRunner, first_size
+from hush.fitting.choosing import Judge
+from hush.fitting.diagnostics import unsafe_diagnostics
+from hush.fitting.evaluation import on_device
+from hush.fitting.facts import facts_of
+from hush.fitting.jobs import Conduct, Job
+from hush.fitting.planning import PrivacyWarning, check_delta, make_plan, planned_steps
+from hush.fitting.progress import Progress
+from hush.fitting.result import Result
+from hush.fitting.schedules import check_scheduler
+from hush.fitting.scribe import Scribe, open_scribe, require_tensorboard
+from hush.ledger import BudgetExhausted, Ledger
+from hush.loading import Loader
+from hush.lots import Lot
+from hush.plan import Plan, clip_from_dict
+from hush.private import Private
+from hush.report import statement_of, write_report
+from hush.selfcheck import check
+
+
+def train(job: Job, conduct: Conduct) -> Result:
+    """Run the job under the conduct; `fit` and `hush train` end here."""
+    folder = None if conduct.out is None else Path(conduct.out)
+    saved = saving.find_saved(folder, resume=conduct.resume)
+    device = _device(job, conduct)
+    loader = Loader(job.train_set, collate=job.collate, workers=job.workers)
+    if saved is None:
+        plan = make_plan(job, conduct, loader.examples)
+    else:
+        plan = saving.check_same_run(saved, job, conduct, loader.examples)
+    check_scheduler(job.scheduler, job.optimizer, job.held_out)
+    if conduct.tensorboard:
+        require_tensorboard(folder)
+    job.model.to(device)
+    with _reproducible(conduct.seed, device):
+        run = Run(job, conduct, plan, loader, device)
+        try:
+            run.begin(folder, saved)
+            run.train()
+            return run.finish()
+        finally:
+            run.close_book()
+
+
+class Run:
+    """The state of a run: what moves, what was measured, where it is saved."""
+
+    def __init__(self, job: Job, conduct: Conduct, plan: Plan, loader: Loader, device: torch.device) -> None:
+        self.job, self.conduct, self.plan, self.loader, self.device = job, conduct, plan, loader, device
+        self.losses_of = job.losses_of()
+        self.judge = Judge(job, device)
+        self.history: list[dict[str, Any]] = []
+        self.notes: list[str] = []
+        self.ended: str | None = None
+        self.upfront = "none" if job.upfront is None else "begun"
+        self.resumed = 0
+        self.earlier_seconds, self.began = 0.0, time.monotonic()
+        self.batch_size = job.batch_size or first_size(plan.lots, device)
+        self.private: Private | None = None
+        self.book: Ledger | None = None
+
+    # Beginning -----------------------------------------------------------------------------------------------------
+
+    def begin(self, folder: Path | None, saved: Checkpoint | None) -> None:
+        """Check the model, take the account, do the upfront access; or stand where the saved run stood."""
+        self.folder = folder
+        data = self._what_the_ledger_knows()
+        if saved is not None:
+            self._resume(saved, data)
+            return
+        self._warn(check_delta(self.conduct.budget.delta, self.loader.examples))
+        self._check_model()
+        self.charged = open_charged(self.plan, self.conduct, folder, data)
+        self.book = self.charged.book
+        self._do_upfront()
+        self.private = self._make_private()
+        self._save()
+
+    def _what_the_ledger_knows(self) -> Any:
+        """Data to take the fingerprint of. A dataset that is read item by item is read whole only for a real ledger."""
+        job = self.job
+        if job.fingerprint_of is not None or self.conduct.ledger is not None or self.loader.in_memory:
+            return job.train_set if job.fingerprint_of is None else job.fingerprint_of
+        return None
+
+    def _check_model(self) -> None:
+        """Refuse what cannot be trained while nothing is charged yet: inputs are synthetic, only shaped like these."""
+        Private(self.job.model, self.plan, seed=0, public_buffers=self.job.public_buffers)
+        few = Lot(0, np.arange(min(8, self.loader.examples)))
+        for batch in self.loader.batches(few, 8):
+            parts = on_device(batch, self.device)
+            parts = parts if isinstance(parts, tuple | list) else (parts,)
+            check(self.job.model, self.losses_of, *parts, public_buffers=self.job.public_buffers)
+
+    def _do_upfront(self) -> None:
+        if self.job.upfront is None:
+            return
+        self._save()  # on record as begun: after a crash in it nobody does it a second time for one price
+        found = self.job.upfront.run()
+        if found != self.job.upfront.event:
+            raise ValueError(
+                f"the upfront access {self.job.upfront.name!r} was {found}, but {self.job.upfront.event} was charged: "
+                "declare the event that it really is"
+            )
+        self.upfront = "done"
+
+    def _resume(self, saved: Checkpoint, data: Any) -> None:
+        facts = saved.facts
+        if facts["upfront"]["state"] == "begun":
+            raise ValueError(
+                f"the run was interrupted during its upfront access ({facts['upfront']['name']}), whose result is lost "
+                "and stays charged; begin again in another folder"
+            )
+        self.upfront, self.history, self.notes = facts["upfront"]["state"], list(facts["history"]), list(facts["notes"])
+        self.ended, self.judge.since_best = facts["ended"], facts["since_best"]
+        self.earlier_seconds, self.resumed = facts["seconds"], facts["resumed"] + 1
+        self.batch_size = self.job.batch_size or facts["batch_size"]
+        saving.unpack(saved.state, self.job, self.judge)
+        assert self.folder is not None
+        self.charged = resume_charged(saved, self.conduct, self.folder, data)
+        self.book = self.charged.book
+        self.private = self._make_private()
+        self.private.load_state_dict(facts["run"])
+        if "random" in saved.state:
+            saving.set_random_state(saved.state["random"], self.device)
+
+    def _make_private(self) -> Private:
+        return Private(
+            self.job.model,
+            self.plan,
+            self.charged.account,
+            seed=self.conduct.seed,
+            noise=self.conduct.noise,
+            public_buffers=self.job.public_buffers,
+        )
+
+    # The loop ------------------------------------------------------------------------------------------------------
+
+    def train(self) -> None:
+        """All lots that are left."""
+        if self.ended is not None:
+            return
+        lots = self.plan.lots
+        progress = Progress(
+            steps=self.plan.steps,
+            steps_per_epoch=lots.steps_per_epoch,
+            lot_size=lots.expected_size,
+            budget=self.conduct.budget,
+            show=self.conduct.progress,
+        )
+        with progress, open_scribe(self.folder, self.conduct.tensorboard) as scribe:
+            try:
+                self._lots(progress, scribe)
+            except BudgetExhausted:
+                self.ended = "account"
+                self._warn(
+                    f"the run ended after {self._private.steps_done} of {self.plan.steps} steps: steps that a crash "
+                    "lost stay spent, and its account holds no more. A reserve in the plan keeps some for that"
+                )
+                self._measure(progress, scribe, last=True)
+
+    def _lots(self, progress: Progress, scribe: Scribe) -> None:
+        private, per_epoch = self._private, self.plan.lots.steps_per_epoch
+        captured = self.device.type == "cuda" if self.conduct.captured is None else self.conduct.captured
+        runner = LotRunner(
+            private, self.loader, self.losses_of, size=self.batch_size, device=self.device, captured=captured
+        )
+        every = self.conduct.checkpoint_every or per_epoch
+        if not self.history:
+            self._measure(progress, scribe)
+        for lot in private.lots():
+            runner(lot)
+            private.step(self.job.optimizer)
+            self.batch_size = runner.size
+            step = private.steps_done
+            self._after_step(step)
+            if step % per_epoch == 0 or step == self.plan.steps:
+                self._measure(progress, scribe, last=step == self.plan.steps)
+            if step % every == 0 and step < self.plan.steps:
+                self._save()
+            progress.reach(step)
+            if self.judge.impatient:
+                self.ended = "held-out"
+                return
+        self.ended = "finished" if self.plan.steps >= planned_steps(self.job, self.plan.lots) else "budget"
+
+    def _after_step(self, step: int) -> None:
+        if self.judge.average is not None:
+            self.judge.average.update()
+        scheduler = self.job.scheduler
+        if scheduler is None or isinstance(scheduler, ReduceLROnPlateau):
+            return
+        if self.job.scheduler_every == "step" or step % self.plan.lots.steps_per_epoch == 0:
+            scheduler.step()
+
+    def _measure(self, progress: Progress, scribe: Scribe, *, last: bool = False) -> None:
+        """Epsilon by now, and what the held-out set says where a measurement is due."""
+        step, per_epoch = self._private.steps_done, self.plan.lots.steps_per_epoch
+        entry: dict[str, Any] = {
+            "step": step,
+            "epoch": step / per_epoch,
+            "epsilon": self._spent(),
+            "learning_rate": float(self.job.optimizer.param_groups[0]["lr"]),
+        }
+        held_out = self.job.held_out
+        if held_out is not None and (last or step // per_epoch % held_out.every == 0):
+            entry |= self.judge.measure(step)
+        if self.conduct.unsafe_diagnostics:
+            clip = clip_from_dict(self._private.state_dict()["clip"]).at(min(step, self.plan.steps - 1))
+            trained = {name: p for name, p in self.job.model.named_parameters() if p.requires_grad}
+            entry |= unsafe_diagnostics(self.losses_of, self.loader, trained, clip, self.device)
+        self.history.append(entry)
+        label = held_out.label if held_out is not None else ""
+        ahead = self._spent(more_steps=per_epoch)  # what the bar shows until then must not be less than what is spent
+        progress.learn(epsilon=ahead, note=f"{label} {entry[label]:.4f}" if label in entry else "")
+        scribe.write(entry)
+
+    def _spent(self, *, more_steps: int = 0) -> float:
+        """Epsilon charged so far, by the accountant of the run, or after so many steps more."""
+        per_unit, most = self.plan.lots.steps_per_unit, self.plan.steps + self.plan.reserve
+        done = self._private.state_dict()["charged"] * per_unit
+        event = self.plan.event_after(min(done + more_steps, most))
+        return accounting.epsilon(
+            event, delta=self.conduct.budget.delta, accountant=self.conduct.accountant
+        ).upper
+
+    # The end -------------------------------------------------------------------------------------------------------
+
+    def finish(self) -> Result:
+        """The last checkpoint, the end of the account, the chosen parameters into the model, the report."""
+        self._save()
+        self._private.detach()
+        chosen = self.judge.chosen()
+        with torch.no_grad():
+            for name, parameter in self.job.model.named_parameters():
+                parameter.copy_(chosen[name])
+        facts = facts_of(self)
+        statement = statement_of(facts, ledger=self.book)
+        report = None
+        if self.folder is not None:
+            saving.write_model(self.folder, self.job.model)
+            report = write_report(self.folder, statement).html
+        return Result(
+            model=self.job.model,
+            statement=statement,
+            history=tuple(self.history),
+            ended=str(self.ended),
+            steps=self._private.steps_done,
+            seconds=facts["seconds"],
+            report=report,
+        )
+
+    def close_book(self) -> None:
+        """Close the ledger's file if this run has opened it; its accounts stay as they are."""
+        if self.book is not None and self.book is not self.conduct.ledger:
+            self.book.close()
+
+    @property
+    def _private(self) -> Private:
+        assert self.private is not None
+        return self.private
+
+    def _save(self) -> None:
+        """A checkpoint, where the run has a folder; facts_of settles the account first, so the head includes that."""
+        if self.folder is None:
+            return
+        facts = facts_of(self)
+        state = saving.pack(self.job, self.judge)
+        if self.conduct.seed is not None:
+            state["random"] = saving.random_state(self.device)
+        seen = None if self.book is None else self.book.head()
+        checkpoints.save(self.folder / saving.CHECKPOINT, Checkpoint(state=state, facts=facts, seen=seen))
+
+    def _warn(self, message: str | None) -> None:
+        if message is not None:
+            self.notes.append(message)
+            warnings.warn(message, PrivacyWarning, stacklevel=4)
+
+
+def _device(job: Job, conduct: Conduct) -> torch.device:
+    if conduct.device is not None:
+        return torch.device(conduct.device)
+    return next((p.device for p in job.model.parameters()), torch.device("cpu"))
+
+
+@contextmanager
+def _reproducible(seed: int | None, device: torch.device) -> Iterator[None]:
+    """Seeded runs seed torch's own generators too, and put them back afterwards."""
+    if seed is None:
+        yield
+        return
+    with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
+        torch.manual_seed(seed)
+        yield

@@ -1,0 +1,91 @@
+"""The progress bar: steps, epoch, epsilon spent, examples per second, time left. Nothing in it is private.
+
+The rate counts the expected lot size L for each step, never how many examples a lot really had.
+"""
+
+import sys
+import time
+from types import TracebackType
+from typing import Any
+
+from hush.accounting import Budget, rounded_up
+
+
+class Progress:
+    """Shows how far a run is, on standard error; a bar on a terminal, a line now and then elsewhere.
+
+    `rich` draws the bar; where it is missing there are lines.
+    """
+
+    def __init__(self, *, steps: int, steps_per_epoch: int, lot_size: int, budget: Budget, show: bool = True) -> None:
+        self._steps, self._per_epoch, self._lot_size, self._budget = steps, steps_per_epoch, lot_size, budget
+        self._show = show
+        self._bar: Any = None
+        self._task: Any = None
+        self._spent, self._note = 0.0, ""
+        self._began = self._said = time.monotonic()
+        self._first: int | None = None
+
+    def __enter__(self) -> "Progress":
+        if self._show and sys.stderr.isatty():
+            self._bar = _bar(self._steps)
+        if self._bar is not None:
+            self._bar.start()
+            self._task = self._bar.add_task("", total=self._steps, epoch="", spent="", rate="", note="")
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+        if self._bar is not None:
+            self._bar.stop()
+
+    def learn(self, *, epsilon: float, note: str = "") -> None:
+        """What will be spent at most before the next call, and the last measurement on held-out data."""
+        self._spent, self._note = epsilon, note or self._note
+
+    def reach(self, step: int) -> None:
+        """Show that so many steps are done."""
+        if not self._show:
+            return
+        if self._first is None:
+            self._first, self._began = step - 1, time.monotonic()
+        if self._bar is not None:
+            self._bar.update(self._task, completed=step, **self.words(step))
+        elif step == self._steps or time.monotonic() - self._said > 15:
+            self._said = time.monotonic()
+            words = self.words(step)
+            print(
+                f"step {step} of {self._steps}, {words['epoch']}, {words['spent']}, {words['rate']}"
+                + (f", {words['note']}" if words["note"] else ""),
+                file=sys.stderr,
+            )
+
+    def words(self, step: int) -> dict[str, str]:
+        """What stands beside the bar."""
+        seconds = max(time.monotonic() - self._began, 1e-9)
+        rate = (step - (self._first or 0)) * self._lot_size / seconds
+        return {
+            "epoch": f"epoch {min(step, self._steps) / self._per_epoch:.1f} of {self._steps / self._per_epoch:.4g}",
+            "spent": f"epsilon <= {rounded_up(self._spent)} of {self._budget.epsilon:g}",
+            "rate": f"{rate:,.0f} examples/s",
+            "note": self._note,
+        }
+
+
+def _bar(steps: int) -> Any:
+    try:
+        from rich.console import Console
+        from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeRemainingColumn
+        from rich.progress import Progress as Bar
+    except ImportError:
+        return None
+    return Bar(
+        BarColumn(),
+        MofNCompleteColumn(),
+        TextColumn("{task.fields[epoch]}"),
+        TextColumn("[bold]{task.fields[spent]}"),
+        TextColumn("{task.fields[rate]}"),
+        TextColumn("[green]{task.fields[note]}"),
+        TimeRemainingColumn(),
+        console=Console(stderr=True),
+        refresh_per_second=4,
+    )

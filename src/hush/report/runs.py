@@ -1,0 +1,20 @@
+"""A run's folder -> its statement, from the last checkpoint and the ledger as it is now."""
+
+from pathlib import Path
+
+from hush import checkpoints
+from hush.ledger import Ledger
+from hush.report.statement import Statement, statement_of
+
+OWN_LEDGER = "ledger.hush"
+
+
+def read_statement(folder: Path) -> Statement:
+    """The statement of a run, ended or not; a ledger that was rolled back behind the checkpoint is refused."""
+    saved = checkpoints.load(folder / "checkpoint")
+    account = saved.facts["account"]
+    path = folder / OWN_LEDGER if account["own_ledger"] else Path(account["ledger"] or "")
+    if account["ledger"] is None or not path.exists():
+        return statement_of(saved.facts)
+    with Ledger(path, seen=saved.seen) as ledger:
+        return statement_of(saved.facts, ledger=ledger)

@@ -1,0 +1,42 @@
+"""The statement as text."""
+
+import textwrap
+from typing import TYPE_CHECKING
+
+from hush.accounting import rounded_up
+
+if TYPE_CHECKING:
+    from hush.report.statement import Statement
+
+_WIDTH, _LABEL = 100, 22
+
+
+def text_of(statement: "Statement") -> str:
+    """The whole statement, wrapped for a terminal."""
+    lines = [*textwrap.wrap(statement.headline, _WIDTH)]
+    for note in statement.facts["notes"]:
+        lines += ["", *textwrap.wrap(f"Warning: {note}", _WIDTH)]
+    for title, rows in statement.sections()[:3]:
+        lines += ["", title, *(line for label, words in rows for line in _row(label, words))]
+    lines += ["", "Accesses to the data, all charged"]
+    for access in statement.accesses:
+        lines += _row(f"{access.share:.1%}", f"{access.name}: {access.times} x {access.mechanism}")
+    lines += ["", "Accountants side by side"]
+    for answer in statement.answers:
+        value = "no answer" if answer.epsilon is None else f"epsilon {rounded_up(answer.epsilon)}"
+        remark = f" ({answer.why})" if answer.why else " (this statement's)" if answer.chosen else ""
+        lines += _row(answer.accountant, value + remark)
+    for title, sentences in (("Not covered", statement.not_covered), ("Assumed public", statement.assumed_public)):
+        lines += ["", title, *(line for sentence in sentences for line in _item(sentence))]
+    for title, rows in statement.sections()[3:]:
+        lines += ["", title, *(line for label, words in rows for line in _row(label, words))]
+    return "\n".join(lines)
+
+
+def _row(label: str, words: str) -> list[str]:
+    head = f"  {label:<{_LABEL}}"
+    return textwrap.wrap(words, _WIDTH, initial_indent=head, subsequent_indent=" " * len(head)) or [head]
+
+
+def _item(sentence: str) -> list[str]:
+    return textwrap.wrap(sentence, _WIDTH, initial_indent="  - ", subsequent_indent="    ")
