@@ -35,6 +35,7 @@ class Account:
         self._owner = page.owner
         self._pid = os.getpid()
         self._used = page.spent  # units this process may have used; what came before it is used as well
+        self._covered = page.spent  # units that `reserve` may grant from memory
         self._blocks = _Blocks(page.total)
 
     @property
@@ -62,8 +63,9 @@ class Account:
         Raises BudgetExhausted, and records nothing, when the plan has fewer units. Costs a comparison when an earlier
         block covers the units already.
         """
-        if units <= self._page.spent and os.getpid() == self._pid and not self._page.closed:
-            self._used = max(self._used, units)
+        if units <= self._covered and os.getpid() == self._pid:
+            if units > self._used:
+                self._used = units
             return
         _whole(units)
         if units > self._page.total:
@@ -127,6 +129,7 @@ class Account:
 
     def _turn(self, kind: str, units: int) -> None:
         self._page = self._ledger.turn(self.name, owner=self._owner, kind=kind, units=units)
+        self._covered = -1 if self._page.closed else self._page.spent
 
 
 class MemoryAccount:
@@ -203,9 +206,10 @@ class _Blocks:
     """How many units to reserve ahead: few, to lose little in a crash; enough to cost well below 1 % of a step."""
 
     def __init__(self, total: int) -> None:
-        self._most = max(_LEAST_BLOCK, total // 32)  # a crash loses at most 3 % of the plan
+        self._most = max(_LEAST_BLOCK, total // 20)  # a crash loses at most 5 % of the plan
         self._block = max(_LEAST_BLOCK, total // 64)
         self._last: tuple[int, float] | None = None
+        self._seconds = 0.0
 
     def ahead(self) -> int:
         return self._block - 1
@@ -213,11 +217,12 @@ class _Blocks:
     def wrote(self, units: int, seconds: float) -> None:
         """Learn from one reservation: at which unit it was needed, and how long the disk took."""
         now = time.perf_counter()
+        # A disk is slow now and then; the slow writes of late make up the cost, and blocks follow them.
+        self._seconds = max(seconds, 0.8 * self._seconds)
         if self._last is not None and units > self._last[0]:
             per_unit = max((now - self._last[1] - seconds) / (units - self._last[0]), 1e-9)
-            wanted = math.ceil(seconds / (_COST_SHARE * per_unit))
-            # At most doubled or halved: one odd write of the disk decides little.
-            self._block = max(1, self._block // 2, min(self._most, 2 * self._block, wanted))
+            wanted = math.ceil(self._seconds / (_COST_SHARE * per_unit))
+            self._block = max(1, self._block // 2, min(self._most, 4 * self._block, wanted))
         self._last = (units, now)
 
 
