@@ -43,6 +43,11 @@ class Products(Contribution):
         return wide(self.layout.split(self.inputs, 0)), wide(self.layout.split(self.gradients, 0))
 
     @cached_property
+    def squared_gradients(self) -> Tensor:
+        """[batch]: of examples with one row each, the squared norms of the gradients."""
+        return squared(self.layout.split(self.gradients, 0)[:, 0])
+
+    @cached_property
     def _kept(self) -> Tensor | None:
         """[batch, j, i]: the products themselves, where that is cheaper than the inner products of rows."""
         length, i, j = self._length, self.inputs.shape[1], self.gradients.shape[1]
@@ -58,8 +63,8 @@ class Products(Contribution):
 
     def squared_norms(self) -> Tensor:
         if self._length == 1:
-            inputs, gradients = (self.layout.split(rows, 0)[:, 0] for rows in (self.inputs, self.gradients))
-            return (squared(inputs) + TINY) * (squared(gradients) + TINY)
+            of_inputs = squared(self.layout.split(self.inputs, 0)[:, 0])
+            return (of_inputs + TINY) * (self.squared_gradients + TINY)
         if self._kept is not None:
             return Stored(self._kept).squared_norms()
         of_inputs, of_gradients = self._grams
@@ -77,8 +82,12 @@ class Products(Contribution):
         else:
             inputs = wide(weights.clean_rows(self.inputs, self.layout, 0))
             gradients = wide(weights.clean_rows(self.gradients, self.layout, 0))
-            factors = self.layout.per_row(weights.factors).to(gradients.dtype)
-            total = (gradients * factors[:, None]).t() @ inputs
+            factors = self.layout.per_row(weights.factors).to(gradients.dtype)[:, None]
+            # Either side may carry the factors: the narrower one is the shorter pass over memory.
+            if inputs.shape[1] < gradients.shape[1]:
+                total = gradients.t() @ (inputs * factors)
+            else:
+                total = (gradients * factors).t() @ inputs
         return total.t() if self.transposed else total
 
     def per_example(self) -> Tensor:
@@ -122,7 +131,10 @@ def _addmm(site: Site) -> dict[int, Contribution] | None:
     bias = bias[:, 0] if bias.shape[1] == 1 else bias.sum(1)
     if shape[-1] == 1 != bias.shape[-1]:
         bias = bias.sum(-1, keepdim=True)
-    found[0] = Stored(_scaled(bias, site.saved["beta"]).view(-1, *shape))
+    weight, beta = found.get(2), site.saved["beta"]
+    values = _scaled(bias, beta).view(-1, *shape)
+    same = isinstance(weight, Products) and beta == site.saved["alpha"] == 1 and bias.shape == site.grad.shape
+    found[0] = Stored(values, weight.squared_gradients) if same and isinstance(weight, Products) else Stored(values)
     return found
 
 

@@ -189,9 +189,13 @@ class Stored(Contribution):
     """Per-example gradients that were computed anyway and are kept: [batch, *shape], in fp32 or wider."""
 
     values: Tensor
+    known: Tensor | None = None
+    """The squared norms, where somebody has computed them."""
 
     def squared_norms(self) -> Tensor:
         """Summed one dimension after another: rounding grows with the sum of the sizes, not with their product."""
+        if self.known is not None:
+            return self.known
         if self.values.dim() == 1:
             return self.values.square()
         squares = torch.linalg.vector_norm(self.values, dim=-1).square()
