@@ -15,7 +15,7 @@ from scipy.optimize import isotonic_regression
 from hush.accounting.pld import pilot
 from hush.accounting.pld.compose import Tail, compose
 from hush.accounting.pld.curves import UNIT, Array, Curve, Evaluated
-from hush.accounting.pld.discretise import Grid
+from hush.accounting.pld.discretise import Grid, settle
 
 _MOST_POINTS = 1 << 18
 _LARGEST_WINDOW = 1 << 20
@@ -32,6 +32,8 @@ def allocated(base: Curve, lots: int, *, delta: float) -> tuple[Curve, Curve]:
     above: list[_Table] = []
     below: list[_Table] = []
     for grid, tables in ((_wide(base, count, step), above), (_narrow(base, count, step), below)):
+        if grid is None:
+            continue
         atoms = replace(_thinned(grid), count=lots)
         levels = (math.log(1e4), -0.5 * math.log(delta), -math.log(delta))
         up = [_tilt_for(atoms, level) for level in levels]
@@ -104,7 +106,7 @@ def _wide(base: Curve, count: int, step: float) -> Grid:
     return Grid(step, 0.0, 0, np.maximum(masses + 8 * UNIT, 0.0), float(values[-1] + errors[-1]))
 
 
-def _narrow(base: Curve, count: int, step: float) -> Grid:
+def _narrow(base: Curve, count: int, step: float) -> Grid | None:
     """As the optimistic grid of losses: knots lowered until their chords lie below the curve, then made convex."""
     fine = step / 2 * np.arange(2 * count + 1, dtype=np.float64)
     values, errors = _values(base, fine)
@@ -116,11 +118,12 @@ def _narrow(base: Curve, count: int, step: float) -> Grid:
     sag = np.maximum((calls[:-2:2] + calls[2::2]) / 2 - calls[1::2], 0.0)
     gap = sag + np.maximum(dip[::2], dip[1::2])
     gap += 8 * np.maximum.reduce([errors[:-2:2], errors[1::2], errors[2::2]]) + 16 * UNIT * (fine[:-2:2] < 1)
-    lowered = values[::2].copy()
-    lowered[1:-1] -= np.maximum(gap[:-1], gap[1:])
-    lowered[[0, -1]] = 0.0
     ratios = fine[::2]
-    slopes = np.cumsum(_masses(np.maximum(lowered, 0.0), ratios, step))[:-1] - 1.0
+    lowered = values[::2] - np.maximum(np.append(gap, 0.0), np.insert(gap, 0, 0.0))
+    settled = settle(lowered, int(np.searchsorted(ratios, 1.0)))
+    if settled is None:
+        return None
+    slopes = np.cumsum(_masses(settled, ratios, step))[:-1] - 1.0
     fitted = isotonic_regression(slopes)
     slope = np.concatenate([[-1.0], np.clip(fitted.x, -1.0, 0.0), [0.0]])
     return Grid(step, 0.0, 0, np.maximum(np.diff(slope) - 16 * UNIT, 0.0), 0.0)

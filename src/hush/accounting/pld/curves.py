@@ -7,7 +7,7 @@ lose its digits there. The pair taken the other way round (Q against P) has call
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import NDArray
@@ -35,6 +35,7 @@ class Curve:
     symmetric: bool
     anchor: float = 0.0
     floor: float = 0.0  # values below this are not resolved
+    lattice: float = 0.0  # if positive: losses are the anchor plus multiples of this, and a grid should hold them all
 
     def reversed(self) -> "Curve":
         """The curve of Q against P."""
@@ -66,7 +67,8 @@ def of_mechanism(mechanism: Gaussian | Laplace | PureDP) -> Curve:
         case Laplace(noise):
             return _mirrored(lambda epsilons: _laplace_call(epsilons, 1 / noise))
         case PureDP(epsilon):
-            return _mirrored(lambda epsilons: _response_call(epsilons, epsilon))
+            response = _mirrored(lambda epsilons: _response_call(epsilons, epsilon))
+            return replace(response, anchor=-epsilon, lattice=2 * epsilon)
 
 
 def sampled(base: Curve, rate: float) -> Curve:

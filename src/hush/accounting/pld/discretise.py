@@ -113,18 +113,44 @@ def optimistic(curve: Curve, first: int, last: int, step: float) -> Grid:
     errors = knots.errors
     gap = np.maximum(sag, 0.0) + np.maximum(dip[::2], dip[1::2])
     gap += 8 * np.maximum.reduce([errors[:-2:2], errors[1::2], errors[2::2]])
-    lowered = values[::2].copy()
+    # Every knot pays for the cells on both sides of it; slopes of -1 are rounded left of 0.
+    lowered = values[::2] - np.maximum(np.append(gap, 0.0), np.insert(gap, 0, 0.0))
+    lowered -= np.where(losses < 0, 16 * UNIT * np.exp(losses), 0.0)
+    calls = int(np.searchsorted(losses, 0.0))
     if rest != curve.anchor:
-        # The cell right of the rest is far from straight. It is answered for by its left end alone, which comes down
-        # to the continued chord of the next cell.
+        # The cell right of the rest is far from straight. Its right end does not pay for it; its left end comes down
+        # to 0, below the continued chord of the next cell, and so does everything left of it.
         at = math.ceil(rest / step) - first
         chord = (end[at] - values[2 * at + 3]) / (np.exp(losses[at + 1]) * np.expm1(half))
         continued = end[at] + chord * np.exp(rest) * np.expm1(losses[at + 1] - rest) + np.expm1(rest)
-        lowered[at] = min(lowered[at], continued - gap[at + 1])
-        gap[at] = 0.0
-    lowered[1:-1] -= np.maximum(gap[:-1], gap[1:]) + np.where(losses[1:-1] < 0, 16 * UNIT * np.exp(losses[1:-1]), 0.0)
-    lowered[[0, -1]] = 0.0
-    return _minorant(np.maximum(lowered, 0.0), losses, step, shift, first)
+        if at != calls - 1 or continued < 8 * (errors[2 * at + 2] + errors[2 * at + 3]):
+            return _nothing(losses, step, shift, first)
+        lowered[: at + 1] = 0.0
+        lowered[at + 1] = end[at] - gap[at + 1]
+    settled = settle(lowered, calls)
+    return _nothing(losses, step, shift, first) if settled is None else _minorant(settled, losses, step, shift, first)
+
+
+def settle(lowered: Array, calls: int) -> Array | None:
+    """Values below 0 raised to 0, and their neighbours brought down to 0, so that no chord rises above the curve.
+
+    None if that would be needed where puts turn into calls: then nothing is left of the curve.
+    """
+    raised = lowered < 0
+    if raised[calls - 1] or raised[calls]:
+        return None
+    zero = raised.copy()
+    zero[1:] |= raised[:-1]
+    zero[:-1] |= raised[1:]
+    zero[[0, -1]] = True
+    return np.where(zero, 0.0, lowered)
+
+
+def _nothing(losses: Array, step: float, shift: float, first: int) -> Grid:
+    """A grid that says nothing: all mass at the last loss that is not positive."""
+    masses = np.zeros_like(losses)
+    masses[int(np.searchsorted(losses, 0.0, side="right")) - 1] = 1.0
+    return Grid(step, shift, first, masses, 0.0)
 
 
 def _minorant(knots: Array, losses: Array, step: float, shift: float, first: int) -> Grid:

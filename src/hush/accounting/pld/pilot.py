@@ -128,7 +128,9 @@ def _bisected(atoms: Sequence[Atoms], too_small: Callable[[Saddle], bool]) -> Sa
     for _ in range(60):
         middle = (low + high) / 2
         found = saddle_at(atoms, math.exp(middle))
-        if too_small(found):
+        # At the end of a bounded range the rate stands still while the tilt grows without bound: no need to follow.
+        rate = found.tilt * found.mean - found.cumulant
+        if too_small(found) and found.tilt * (found.mean - start.mean) < 4 * (rate + 5):
             low, below = middle, found
         else:
             high, above = middle, found

@@ -136,6 +136,8 @@ def _tails(parts: Sequence[Part], atoms: Sequence[pilot.Atoms], saddle: pilot.Sa
         if max(window.size, longest / step) <= pilot.LARGEST_SIZE:
             break
         step, finest = step * 1.5, True
+    for lattice in [part.above.lattice for part in parts if part.above.lattice > 0][:1]:
+        step = lattice / math.ceil(lattice / step)
     above: list[tuple[Grid, int]] = []
     below: list[tuple[Grid, int]] = []
     for part, (low, high) in zip(parts, reach, strict=True):
