@@ -1,9 +1,11 @@
 """Kill a training run at random moments, again and again, and hold the ledger against what was released.
 
-    python tests/ledger/kill_test.py --kills 200
+    python tests/ledger/kill_test.py --kills 200 [--training]
 
-The run is as light as it can be while it does everything a run does with its ledger: it makes the file, opens accounts,
-reserves, releases (one byte appended to a file, which survives SIGKILL), settles, writes checkpoints, resumes, closes.
+With --training a small network is trained by hush.Private. Without it the run is as light as it can be while it does
+everything a run does with its ledger: it makes the file, opens accounts, reserves, releases (one line appended to a
+file, which survives SIGKILL), settles, writes checkpoints, resumes, closes.
+
 After every kill: no account has released more than its ledger page states, the cap holds, the checkpoint loads or does
 not exist yet, and the ledger holds the head that the checkpoint has seen.
 """
@@ -16,13 +18,18 @@ import sys
 import tempfile
 import time
 from collections import Counter
+from collections.abc import Callable
 from pathlib import Path
 
 import torch
 
 from hush import checkpoints
 from hush.accounting import Budget, Gaussian, epsilon
+from hush.gradients.clip import FlatClip
 from hush.ledger import BudgetExhausted, Ledger
+from hush.lots import PoissonLots
+from hush.plan import Plan
+from hush.private import Private
 
 CAP = Budget(epsilon=3.0, delta=1e-5)
 SLICE = Budget(epsilon=1.0, delta=1e-6)
@@ -63,10 +70,55 @@ def train(folder: Path) -> None:
                 account.close()
 
 
-def child(folder: Path) -> None:
+def train_a_network(folder: Path) -> None:
+    """The same with lots, gradients, noise and an optimizer: each noisy step is a release."""
+    generator = torch.Generator().manual_seed(0)
+    x, y = torch.randn(200, 8, generator=generator), torch.randint(0, 3, (200,), generator=generator)
+    lots = PoissonLots(examples=200, expected_size=20)
+    plan = Plan(lots=lots, steps=UNITS, clip=FlatClip(1.0), noise_multiplier=20.0)
+    last = checkpoints.load(folder / "checkpoint") if checkpoints.exists(folder / "checkpoint") else None
+    released = os.open(folder / "released", os.O_WRONLY | os.O_APPEND | os.O_CREAT)
+    with Ledger(folder / "data.hush", budget=CAP, seen=last.seen if last else None) as ledger:
+        while True:
+            unfinished = [page.name for page in ledger.pages() if not page.closed]
+            if unfinished:
+                account = ledger.resume_account(unfinished[0])
+            else:
+                name = f"run{len(ledger.pages())}"
+                account = ledger.open_account(name, budget=SLICE, units=plan.units, upfront=plan.spent, data=(x, y))
+            model = torch.nn.Sequential(torch.nn.Linear(8, 16), torch.nn.Tanh(), torch.nn.Linear(16, 3))
+            optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+            private = Private(model, plan, account)
+            if last is not None and last.facts["account"]["name"] == account.name:
+                model.load_state_dict(last.state["model"])
+                optimizer.load_state_dict(last.state["optimizer"])
+                private.load_state_dict(last.facts["private"])
+            total = last.facts["step"] if last else 0
+            try:
+                for lot in private.lots():
+                    for index in lot.batches(16):
+                        private.backward(torch.nn.functional.cross_entropy(model(x[index]), y[index], reduction="none"))
+                    private.step(optimizer)
+                    os.write(released, account.name.encode() + b"\n")
+                    total += 1
+                    if total % 10 == 0:
+                        state = {
+                            "model": model.state_dict(),
+                            "optimizer": optimizer.state_dict(),
+                            "weight": torch.full((100,), float(total)),
+                        }
+                        facts = {"step": total, "private": private.state_dict(), "account": account.to_dict()}
+                        last = checkpoints.Checkpoint(state, facts, account.head())
+                        checkpoints.save(folder / "checkpoint", last)
+            except BudgetExhausted:
+                pass  # steps were lost in a crash: this run ends short
+            private.detach()
+
+
+def child(folder: Path, run: Callable[[Path], None]) -> None:
     code = 1
     try:
-        train(folder)
+        run(folder)
     except BudgetExhausted:  # a new account was refused: the cap
         code = CAP_REACHED
     except BaseException as error:
@@ -105,13 +157,13 @@ def wait_a_while(ground: Path, chance: random.Random) -> None:
     more = (
         5 * chance.randrange(1, 60) if chance.random() < 0.5 else None
     )  # a release is five bytes, "run0" and a line end
-    until = time.monotonic() + (chance.uniform(0, 0.08) if more is None else 1.0)
+    until = time.monotonic() + (chance.uniform(0, 0.08) if more is None else 3.0)
     begun = size()
     while time.monotonic() < until and (more is None or size() < begun + more):
         time.sleep(0.0005)
 
 
-def kill_often(kills: int, *, seed: int, folder: Path) -> dict[str, int]:
+def kill_often(kills: int, *, seed: int, folder: Path, run: Callable[[Path], None] = train) -> dict[str, int]:
     """Start and kill until `kills` processes died by SIGKILL; a used-up ledger is followed by a fresh one."""
     chance = random.Random(seed)
     counts = {"kills": 0, "ledgers": 0, "released": 0}
@@ -122,7 +174,7 @@ def kill_often(kills: int, *, seed: int, folder: Path) -> dict[str, int]:
         while True:
             process = os.fork()
             if process == 0:
-                child(ground)
+                child(ground, run)
             wait_a_while(ground, chance)
             os.kill(process, signal.SIGKILL)
             _, status = os.waitpid(process, 0)
@@ -141,11 +193,16 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--kills", type=int, default=200)
     parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--training", action="store_true", help="train a small network with hush.Private")
     options = parser.parse_args()
     torch.set_num_threads(1)
-    epsilon(UNIT * UNITS, delta=SLICE.delta)  # loaded and remembered once: children are killed in their own work
+    # Loaded and remembered once, so that the children are killed in their own work.
+    epsilon(UNIT * UNITS, delta=SLICE.delta)
+    if options.training:
+        torch.optim.SGD([torch.nn.Parameter(torch.ones(1))])
     with tempfile.TemporaryDirectory() as folder:
-        counts = kill_often(options.kills, seed=options.seed, folder=Path(folder))
+        run = train_a_network if options.training else train
+        counts = kill_often(options.kills, seed=options.seed, folder=Path(folder), run=run)
     print(" ".join(f"{name}={count}" for name, count in counts.items()))
 
 

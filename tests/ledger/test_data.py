@@ -34,6 +34,14 @@ def test_hazard_32_other_data_is_refused_until_it_is_linked(tmp_path):
         assert ledger.spent(delta=1e-5).upper == 2.5, "linked data shares the account of the old"
 
 
+def test_hazard_32_a_resumed_run_brings_the_same_data(tmp_path):
+    with Ledger(tmp_path / "l") as ledger:
+        ledger.open_account("a", data=(X, Y), **PLAN).reserve(1)
+        with pytest.raises(DataNotLinked):
+            ledger.resume_account("a", data=(X + 1, Y))
+        assert ledger.resume_account("a", data=(X, Y)).reserved >= 1
+
+
 def test_linking_needs_the_number_of_a_refusal(tmp_path):
     with Ledger(tmp_path / "l") as ledger, pytest.raises(DataNotLinked, match=r"\(here: none\)"):
         ledger.link(refusal=4, reason="no")

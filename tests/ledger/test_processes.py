@@ -38,9 +38,15 @@ def test_two_hundred_kills():
     assert kill_test(kills=250, seed=2)["kills"] == 250
 
 
-def kill_test(*, kills: int, seed: int) -> dict[str, int]:
+@pytest.mark.long
+def test_two_hundred_kills_of_a_network_in_training():
+    counts = kill_test("--training", kills=200, seed=3)
+    assert counts["kills"] == 200 and counts["released"] > 500
+
+
+def kill_test(*options: str, kills: int, seed: int) -> dict[str, int]:
     done = subprocess.run(
-        [sys.executable, HERE / "kill_test.py", "--kills", str(kills), "--seed", str(seed)],
+        [sys.executable, HERE / "kill_test.py", "--kills", str(kills), "--seed", str(seed), *options],
         capture_output=True,
         text=True,
         timeout=600,
