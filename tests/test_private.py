@@ -116,7 +116,7 @@ def test_hazard_26_any_physical_batch_size_gives_the_clipped_sum_of_single_examp
     optimizer, private = sgd(model, lr=0.0), Private(model, plan(FlatClip(1.4), lots=lots, steps=7), seed=3)
     for indices in run(private, model, optimizer, size):
         expected = clipped_mean(model, indices, 1.4, L)
-        assert distance(gradients(model), expected) <= 1e-6
+        assert distance(gradients(model), expected) <= 1e-5
 
 
 def test_padded_loaded_and_captured_batches_give_the_same() -> None:
