@@ -224,8 +224,8 @@ class Private:
         if lot.in_hand is None:
             raise RuntimeError(
                 f"no batch of lot {lot.step} is waiting for backward: take batches from lot.batches(size) or "
-                "Loader.batches(lot, size), and call backward once for each. A second call would count its examples "
-                "twice; add several losses of an example up instead"
+                "Loader.batches(lot, size) one by one (not into a list), and call backward once for each. A second "
+                "call would count its examples twice; add several losses of an example up instead"
             )
         return lot.in_hand
 
