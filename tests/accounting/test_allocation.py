@@ -8,7 +8,7 @@ from hush.accounting import pld
 from hush.accounting.events import Allocated, Gaussian, Grouped, Laplace, PoissonSampled, PureDP
 
 
-@pytest.mark.parametrize(("noise", "epsilon"), [(1.0, 0.5), (2.0, 0.2), (0.8, 3.0), (4.0, 0.05)])
+@pytest.mark.parametrize(("noise", "epsilon"), [(1.0, 0.5), (2.0, 0.2), (0.8, 2.0), (4.0, 0.05)])
 def test_two_lots_are_the_integral(noise, epsilon):
     exact = float(two_lots_delta(noise, epsilon))
     bounds = pld.delta(Allocated(2, Gaussian(noise)), epsilon=epsilon)
@@ -46,8 +46,8 @@ def test_order_among_the_samplings():
 
 def test_other_mechanisms_and_groups():
     for mechanism in (Laplace(2.0), PureDP(0.5)):
-        spread_out = pld.epsilon(Allocated(20, mechanism) * 3, delta=1e-6)
-        together = pld.epsilon(mechanism * 3, delta=1e-6)
+        spread_out = pld.epsilon(Allocated(20, mechanism), delta=1e-6)
+        together = pld.epsilon(mechanism, delta=1e-6)
         assert 0 < spread_out.upper < together.upper
     pair = pld.epsilon(Grouped(2, Allocated(10, Gaussian(3.0))), delta=1e-6)
     single = pld.epsilon(Allocated(10, Gaussian(3.0)), delta=1e-6)

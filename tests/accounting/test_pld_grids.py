@@ -63,7 +63,7 @@ def test_grids_close_in_as_the_square_of_the_step():
     assert widths[2] < widths[1] / 2.5
 
 
-@pytest.mark.parametrize(("count", "tilt"), product((2, 7, 40), (0.0, 1.5, 6.0)))
+@pytest.mark.parametrize(("count", "tilt"), list(product((2, 7, 40), (0.0, 1.5, 6.0))))
 def test_composition_holds_the_exact_sum(count, tilt):
     rng = np.random.default_rng(count)
     masses = rng.random(60) ** 8

@@ -1,4 +1,4 @@
-"""The whole range of settings: narrow, ordered, monotone, never above Renyi, no exception, no warning, little memory."""
+"""The whole range of settings: narrow, ordered, monotone, never above Renyi, no exception, little memory."""
 
 import math
 import resource

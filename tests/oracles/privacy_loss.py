@@ -1,4 +1,4 @@
-"""Hockey-stick divergences by high-precision quadrature, closed forms and counting; nothing here knows about grids or FFTs."""
+"""Hockey-stick divergences by quadrature, closed forms and counting; nothing here knows about grids or FFTs."""
 
 from math import comb
 
@@ -108,7 +108,7 @@ def response_delta(epsilon, steps, at):
 
 
 def two_lots_delta(noise, epsilon):
-    """One epoch of random allocation to two lots, both directions: R = (X1 + X2) / 2, X = e^((2 z / noise - 1/noise^2)/2)."""
+    """One epoch of random allocation to two lots, both directions: R is the mean of two lognormal ratios."""
     mean = 1 / mp.mpf(noise)
 
     def call(strike):  # E[(X - strike)+], X lognormal with mean 1

@@ -13,6 +13,8 @@ from hush.accounting.pld.parts import parts_of_event
 
 __all__ = ["delta", "epsilon"]
 
+_ALLOCATION_DELTA = 1e-8  # how far out an allocation is resolved when delta is what is asked for
+
 
 def epsilon(event: Event, *, delta: float) -> Bounds:
     """The smallest epsilon at this delta, between two certified bounds.
@@ -46,7 +48,7 @@ def delta(event: Event, *, epsilon: float) -> Bounds:
     True
     """
     require_epsilon(epsilon)
-    parts = parts_of_event(event, delta=1e-20)
+    parts = parts_of_event(event, delta=_ALLOCATION_DELTA)
     if not parts:
         return Bounds(0.0, 0.0)
     single = len(parts) == 1 and parts[0].count == 1
