@@ -1,24 +1,106 @@
 """hush: training neural networks with differential privacy.
 
-The table of contents. Names are loaded when first used, so that `hush.accounting` and the command line start without torch.
+The table of contents. Names are loaded when they are first used, so that `hush.accounting` and the command line start
+without torch.
 """
 
 from importlib import import_module
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-_WHERE = {
-    "accounting": ("Bounds", "Budget"),
+if TYPE_CHECKING:
+    from hush.accounting import Bounds, Budget, Filter, MomentsAccountant, Odometer
+    from hush.averaging import Average
+    from hush.batchnorm import replace_batchnorm
+    from hush.fitting import Conduct, HeldOut, Job, Upfront, fit, paper_schedule
+    from hush.gradients import AutomaticClip, BoundedSum, FlatClip, PerLayerClip, QuantileClip, clipped_sum
+    from hush.ledger import BudgetExhausted, Ledger, LedgerError
+    from hush.loading import Loader
+    from hush.lots import AllocatedLots, PoissonLots, ShuffledLots
+    from hush.optim import CorrectedAdam
+    from hush.pca import Projection, dp_pca
+    from hush.plan import Plan
+    from hush.private import Private
+    from hush.sanitizer import Sanitizer
+    from hush.selfcheck import check
+
+_ROOM = {
+    "AllocatedLots": "lots",
+    "AutomaticClip": "gradients",
+    "Average": "averaging",
+    "BoundedSum": "gradients",
+    "Bounds": "accounting",
+    "Budget": "accounting",
+    "BudgetExhausted": "ledger",
+    "Conduct": "fitting",
+    "CorrectedAdam": "optim",
+    "Filter": "accounting",
+    "FlatClip": "gradients",
+    "HeldOut": "fitting",
+    "Job": "fitting",
+    "Ledger": "ledger",
+    "LedgerError": "ledger",
+    "Loader": "loading",
+    "MomentsAccountant": "accounting",
+    "Odometer": "accounting",
+    "PerLayerClip": "gradients",
+    "Plan": "plan",
+    "PoissonLots": "lots",
+    "Private": "private",
+    "Projection": "pca",
+    "QuantileClip": "gradients",
+    "Sanitizer": "sanitizer",
+    "ShuffledLots": "lots",
+    "Upfront": "fitting",
+    "check": "selfcheck",
+    "clipped_sum": "gradients",
+    "dp_pca": "pca",
+    "fit": "fitting",
+    "paper_schedule": "fitting",
+    "replace_batchnorm": "batchnorm",
 }
-_MODULE = {name: module for module, names in _WHERE.items() for name in names}
 
-__all__ = ["Bounds", "Budget"]
+__all__ = [
+    "AllocatedLots",
+    "AutomaticClip",
+    "Average",
+    "BoundedSum",
+    "Bounds",
+    "Budget",
+    "BudgetExhausted",
+    "Conduct",
+    "CorrectedAdam",
+    "Filter",
+    "FlatClip",
+    "HeldOut",
+    "Job",
+    "Ledger",
+    "LedgerError",
+    "Loader",
+    "MomentsAccountant",
+    "Odometer",
+    "PerLayerClip",
+    "Plan",
+    "PoissonLots",
+    "Private",
+    "Projection",
+    "QuantileClip",
+    "Sanitizer",
+    "ShuffledLots",
+    "Upfront",
+    "check",
+    "clipped_sum",
+    "dp_pca",
+    "fit",
+    "paper_schedule",
+    "replace_batchnorm",
+]
 
 
 def __getattr__(name: str) -> Any:
-    if name in _MODULE:
-        return getattr(import_module(f"hush.{_MODULE[name]}"), name)
+    if name in _ROOM:
+        return getattr(import_module(f"hush.{_ROOM[name]}"), name)
     raise AttributeError(f"module 'hush' has no attribute {name!r}")
 
 
 def __dir__() -> list[str]:
-    return sorted(__all__)
+    return __all__
