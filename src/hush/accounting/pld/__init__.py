@@ -4,6 +4,8 @@ Discretisation, truncation and the round-off of the Fourier transform are all co
 the true value lies between `lower` and `upper`.
 """
 
+import math
+
 from hush.accounting import renyi
 from hush.accounting.bounds import Bounds
 from hush.accounting.events import Event
@@ -34,7 +36,7 @@ def epsilon(event: Event, *, delta: float) -> Bounds:
     single = len(parts) == 1 and parts[0].count == 1
     found = exact.epsilon(parts[0], delta) if single else query.epsilon(parts, delta)
     upper = found.upper
-    if upper - found.lower > max(query.RELATIVE * upper, query.ABSOLUTE):
+    if upper == math.inf or upper - found.lower > max(query.RELATIVE * upper, query.ABSOLUTE):
         upper = min(upper, renyi.epsilon(event, delta=delta).upper)
     return Bounds(found.lower, max(found.lower, upper))
 

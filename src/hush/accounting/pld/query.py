@@ -75,11 +75,11 @@ def _epsilon(parts: Sequence[Part], target: float) -> Interval:
             lower = _solve_lower(pair.below, max(saddle.mean, 0.0), target, nudge)
             best = Interval(max(best.lower, lower), min(best.upper, upper))
             width, goal = best.upper - best.lower, 0.95 * max(RELATIVE * best.upper, ABSOLUTE)
-            if width <= goal:
+            if best.upper < math.inf and width <= goal:
                 return best
             if pair.finest:
                 break
-            tolerance *= min(0.4, max(0.02, 0.6 * goal / width))
+            tolerance *= min(0.4, max(0.02, 0.6 * goal / width)) if width < math.inf else 0.4
     return best
 
 
