@@ -45,15 +45,20 @@ def synchronize(device: str) -> None:
         torch.cuda.synchronize()
 
 
-def seconds_per_step(step: Step, repeats: int, device: str) -> tuple[float, float]:
-    """Wall time of a step, and which part of the CPUs was busy with foreign work meanwhile."""
+def seconds_per_step(step: Step, repeats: int, device: str, cpu_time: bool = False) -> tuple[float, float]:
+    """Wall time of a step, and which part of the CPUs was busy with foreign work meanwhile.
+
+    With `cpu_time` the time that all threads of this process spent on a CPU, which foreign work hardly moves.
+    """
     synchronize(device)
     foreign, own, start = busy_seconds(), time.process_time(), time.perf_counter()
     for _ in range(repeats):
         step()
     synchronize(device)
-    wall = time.perf_counter() - start
-    foreign = busy_seconds() - foreign - (time.process_time() - own)
+    wall, used = time.perf_counter() - start, time.process_time() - own
+    if cpu_time:
+        return used / repeats, 0.0
+    foreign = busy_seconds() - foreign - used
     return wall / repeats, max(0.0, foreign) / (wall * (os.cpu_count() or 1))
 
 
@@ -65,6 +70,7 @@ def interleaved(
     device: str,
     slot: float = 0.3,
     tolerated: float = 0.04,
+    cpu_time: bool = False,
     tell: Callable[[], None] = lambda: None,
 ) -> Rounds:
     """Time all ways in turns; each turn lasts about `slot` seconds, so that the 10 ms ticks of /proc/stat can judge it.
@@ -76,12 +82,12 @@ def interleaved(
     for name, step in steps.items():
         for _ in range(3):
             step()
-        once = min(seconds_per_step(step, 1, device)[0] for _ in range(3))
+        once = min(seconds_per_step(step, 1, device, cpu_time)[0] for _ in range(3))
         repeats[name] = max(1, round(slot / once))
     taken: list[dict[str, float]] = []
     dropped = 0
     while len(taken) < rounds and len(taken) + dropped < 3 * rounds:
-        measured = {name: seconds_per_step(step, repeats[name], device) for name, step in steps.items()}
+        measured = {name: seconds_per_step(step, repeats[name], device, cpu_time) for name, step in steps.items()}
         if device == "cpu" and max(foreign for _, foreign in measured.values()) > tolerated:
             dropped += 1
         else:

@@ -40,7 +40,15 @@ def main() -> None:
             )
         )
         return
-    results = {"machine": machine(options.device), "date": time.strftime("%Y-%m-%d"), "cases": {}}
+    if options.cpu_time:
+        torch.set_num_threads(1)
+        print("CPU time of one thread, not the time on the clock")
+    results = {
+        "clock": "cpu" if options.cpu_time else "wall",
+        "machine": machine(options.device),
+        "date": time.strftime("%Y-%m-%d"),
+        "cases": {},
+    }
     print(", ".join(f"{key} {value}" for key, value in results["machine"].items()))
     for name in chosen:
         results["cases"][name] = report(known[name], options)
@@ -56,6 +64,9 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
     parser.add_argument("--rounds", type=int, default=11)
     parser.add_argument("--tolerated", type=float, default=0.04, help="part of the CPUs that others may use in a round")
+    parser.add_argument(
+        "--cpu-time", action="store_true", help="CPU time of one thread: for a machine that is not quiet"
+    )
     parser.add_argument("--peers", action="store_true", help="time Opacus as well")
     parser.add_argument("--no-memory", action="store_true", help="do not start the processes that measure memory")
     parser.add_argument("--json", type=Path, help="write everything to this file")
@@ -81,7 +92,13 @@ def report(case: Case, options: argparse.Namespace) -> dict:
             steps.pop(name, None)
     with progress(case.name, options.rounds) as tell:
         rounds = interleaved(
-            steps, base="plain", rounds=options.rounds, device=device, tolerated=options.tolerated, tell=tell
+            steps,
+            base="plain",
+            rounds=options.rounds,
+            device=device,
+            tolerated=options.tolerated,
+            cpu_time=options.cpu_time,
+            tell=tell,
         )
     names = list(steps)
     del steps
