@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from hush.accounting import Budget, Gaussian, PoissonSampled, PureDP
+from hush.accounting import Budget, Gaussian, PoissonSampled, epsilon
 from hush.ledger import (
     AccountRefused,
     BudgetExhausted,
@@ -187,13 +187,13 @@ def test_spent_is_the_whole_plan_and_so_far_is_not(ledger):
 
 
 def test_memory_account_counts_like_one_on_a_ledger():
-    account = MemoryAccount(units=[(PureDP(0.1), 3)], upfront=PureDP(0.5))
+    account = MemoryAccount(units=[(Gaussian(100.0), 3)], upfront=Gaussian(100.0))
     account.reserve(2)
     assert (account.reserved, account.left, account.total) == (2, 1, 3)
     with pytest.raises(BudgetExhausted):
         account.reserve(4)
-    assert account.so_far(delta=1e-9).upper == pytest.approx(0.7, abs=1e-4)
-    assert account.spent(delta=1e-9).upper == pytest.approx(0.8, abs=1e-4)
+    assert account.so_far(delta=1e-9) == epsilon(Gaussian(100.0) * 3, delta=1e-9)
+    assert account.spent(delta=1e-9) == epsilon(Gaussian(100.0) * 4, delta=1e-9)
     account.close()
     with pytest.raises(BudgetExhausted):
         account.reserve(3)
