@@ -180,8 +180,8 @@ def test_hazard_09_underflow_does_not_hide_a_large_factor():
 
 def test_hazard_09_padding_rows_may_hold_anything():
     model, data = mlp(), torch.randn(5, 6)
-    padded = torch.cat([data, torch.full((3, 6), float("nan"))])
-    mask = torch.tensor([1.0] * 5 + [0.0] * 3)
+    padded = torch.cat([data, torch.full((2, 6), float("nan")), torch.full((2, 6), 3.0)])
+    mask = torch.tensor([1.0] * 5 + [0.0] * 4)
     ours = clipped_sum(squares(model, (padded,)), trainable(model), FlatClip(1.0), mask=mask)
     plain = clipped_sum(squares(model, (data,)), trainable(model), FlatClip(1.0))
     for name in plain.tensors:

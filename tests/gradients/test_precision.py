@@ -30,9 +30,9 @@ class Mixed(nn.Module):
 class Products(nn.Module):
     """Nothing but products: what is computed is what it looks like."""
 
-    def __init__(self, inputs: int, outputs: int) -> None:
+    def __init__(self, inputs: int, outputs: int, bias: bool = True) -> None:
         super().__init__()
-        self.layer = nn.Linear(inputs, outputs)
+        self.layer = nn.Linear(inputs, outputs, bias=bias)
 
     def forward(self, data: Tensor) -> Tensor:
         return self.layer(data)
@@ -70,8 +70,10 @@ def adversarial(kind: str, dtype: torch.dtype) -> tuple[nn.Module, Tensor]:
         return Products(300, 7).to(dtype), (10.0 ** torch.linspace(-4, 2, 300)).to(dtype)[None]
     if kind == "cancelling rows":
         rows = torch.randn(1, 1, 48)
-        noise = 1e-3 * torch.randn(1, 16, 48)
-        return Products(48, 40).to(dtype), (rows * torch.tensor([1.0, -1.0] * 8)[None, :, None] + noise).to(dtype)
+        noise = 1e-4 * torch.randn(1, 16, 48)
+        return Products(48, 40, bias=False).to(dtype), (rows * torch.tensor([1.0, -1.0] * 8)[None, :, None] + noise).to(
+            dtype
+        )
     rows = torch.randn(1, 64, 6)
     return Products(6, 5).to(dtype), rows.to(dtype)
 
