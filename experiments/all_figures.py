@@ -38,11 +38,10 @@ def fill_budgets(seed: int) -> None:
     asked = [s for e in mnist_paper.EPSILONS for s in mnist_paper.candidates(e, mnist_paper.CANDIDATES, seed)]
     for setting in sorted({(s.epsilon, s.lot_size, s.epochs, s.pca_noise): s for s in asked}.items()):
         print(setting[0], setting[1].noise, flush=True)
-    for values in mnist_best.TARGETS.values():
-        for epsilon in values:
-            kinds = {(s.lot_size, s.epochs): s for s in mnist_best.candidates(epsilon, seed)}
-            for kind, found in sorted(kinds.items()):
-                print(epsilon, kind, found.noise, flush=True)
+    for epsilon in (epsilon for values in mnist_best.TARGETS.values() for epsilon in values):
+        for setting in mnist_best.grid(epsilon)[:: len(mnist_best.RATES)]:
+            for kind in (setting, *mnist_best.variations(setting)):
+                print(epsilon, kind.lot_size, kind.epochs, kind.noise, flush=True)
 
 
 def main() -> None:
@@ -53,14 +52,13 @@ def main() -> None:
     parser.add_argument("--quick", action="store_true")
     parser.add_argument("--repetitions", type=int, default=3)
     parser.add_argument("--seed", type=int, default=2016)
-    parser.add_argument("--minutes", type=float, default=4.0, help="time for the search of the best recipe")
     parser.add_argument("--budgets-only", action="store_true")
     parser.add_argument("--draw-only", action="store_true")
     args = parser.parse_args()
     if args.budgets_only:
         fill_budgets(args.seed)
         return
-    options = Options(args.device, args.out, args.quick, args.repetitions, args.seed, args.minutes)
+    options = Options(args.device, args.out, args.quick, args.repetitions, args.seed)
     started = time.time()
     for part in args.parts.split(","):
         module = importlib.import_module(part)

@@ -31,7 +31,6 @@ class Options:
     quick: bool = False
     repetitions: int = 3
     seed: int = 2016
-    minutes: float = 9.0
 
     @property
     def figures(self) -> Path:

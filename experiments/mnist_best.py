@@ -1,46 +1,47 @@
-"""The best recipe for MNIST and Fashion-MNIST: scattering features, a small head, large lots, averaged parameters, PLD.
+"""The best recipe for MNIST and Fashion-MNIST: scattering features, a linear head, large lots, averaged weights, PLD.
 
-Settings for MNIST were chosen on Fashion-MNIST and the other way round, by the accuracy of last models there.
+Settings for MNIST were chosen on Fashion-MNIST and the other way round, by the accuracy of last models there. The
+search is short: a grid of learning rates and lengths, then variations of the best. What was tried is kept in
+results/mnist_best_tried.json until the end, so that a stopped search goes on where it stood.
 """
 
-import random
-import time
-from dataclasses import asdict, dataclass
+import hashlib
+import inspect
+import json
+import tempfile
+from dataclasses import asdict, dataclass, replace
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from budgets import DELTA, EXAMPLES, Cost, epsilons, noise_for
 from common import Options, pixels, run_script, summary
-from heads import Features, Head, train_head
+from heads import Features, Head, train_heads
 from torch import Tensor
 from torch.nn import functional as F
 
-from hush.scattering import scatter
+from hush import scattering
 
 TARGETS = {"mnist": (0.5, 2.0, 8.0), "fashion-mnist": (3.0,)}
 TUNED_ON = {"mnist": "fashion-mnist", "fashion-mnist": "mnist"}
 MUST = {("mnist", 0.5): 0.975, ("mnist", 2.0): 0.983, ("mnist", 8.0): 0.987, ("fashion-mnist", 3.0): 0.895}
-LOTS, EPOCHS = (4096, 8192), (20, 40, 80)
-SHIFTS = ((0, 0), (0, 1), (0, -1), (1, 0), (-1, 0))
-FINALISTS, FINAL_SEEDS = 4, 2
+RATES, EPOCHS = (4.0, 8.0, 16.0, 32.0), (20, 40)
+CLIP, MOMENTUM, GROUPS = 0.1, 0.9, 27  # not tuned
+MOST = 24  # heads side by side
 
 
 @dataclass(frozen=True, kw_only=True)
 class Setting:
-    """What may be tuned."""
+    """What was tuned."""
 
     epsilon: float
-    lot_size: int
-    epochs: int
-    clip: float
     rate: float
-    fall: float
-    averaging: float
-    widths: tuple[int, ...]
-    views: int  # 1: the image as it is; more: so many random views of it in every lot
-    groups: int
+    epochs: int
+    lot_size: int = 4096
+    fall: float = 0.2
+    averaging: float = 0.97
 
     @property
     def steps(self) -> int:
@@ -54,117 +55,117 @@ class Setting:
 
     def head(self, *, quick: bool) -> Head:
         """The training."""
-        if quick:
-            return Head(
-                steps=2, noise=1.0, clip=self.clip, lot_size=50, rate=self.rate, widths=self.widths, views=self.views
-            )
+        steps, noise, lot_size = (2, 1.0, 50) if quick else (self.steps, self.noise, self.lot_size)
         return Head(
-            steps=self.steps, noise=self.noise, clip=self.clip, lot_size=self.lot_size, rate=self.rate,
-            decay_to=self.fall, averaging=self.averaging, widths=self.widths, views=self.views,
+            steps=steps, noise=noise, clip=CLIP, lot_size=lot_size, rate=self.rate, decay_to=self.fall,
+            momentum=MOMENTUM, averaging=self.averaging,
         )  # fmt: skip
 
 
-def candidates(epsilon: float, seed: int) -> list[Setting]:
-    """Endless random settings would do; a thousand, the same for the same seed, linear and convolutional in turn."""
-    draw = random.Random(f"{seed} {epsilon}")
-    found = []
-    for i in range(1000):
-        widths = ((), (32, 32), (), (64, 32))[i % 4]
-        clip = draw.choice((0.1, 1.0))
-        move = 10 ** (draw.uniform(-0.7, 0.7) if not widths else draw.uniform(-1.5, 0.2))  # rate times clip
-        found.append(
-            Setting(
-                epsilon=epsilon, lot_size=draw.choice(LOTS), epochs=draw.choice(EPOCHS), clip=clip, rate=move / clip,
-                fall=draw.choice((1.0, 0.2)), averaging=draw.choice((0.9, 0.97)), widths=widths,
-                views=draw.choice((1, 1, 4)), groups=draw.choice((27, 81)),
-            )
-        )  # fmt: skip
-    return found
+def grid(epsilon: float) -> list[Setting]:
+    """The first round."""
+    return [Setting(epsilon=epsilon, rate=rate, epochs=epochs) for epochs in EPOCHS for rate in RATES]
+
+
+def variations(best: Setting) -> list[Setting]:
+    """The second round: one thing changed at a time."""
+    return [
+        replace(best, fall=1.0),
+        replace(best, averaging=0.9),
+        replace(best, epochs=2 * best.epochs),
+        replace(best, rate=best.rate / 2**0.5),
+        replace(best, rate=best.rate * 2**0.5),
+        replace(best, lot_size=8192),
+        replace(best, lot_size=8192, rate=2 * best.rate),
+    ]
 
 
 @lru_cache(maxsize=1)
-def scattered(data_set: str, options: Options) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Scattering of the training images in all views [V, N, 81, 7, 7] and of the test images as they are; labels."""
+def features(data_set: str, options: Options) -> Features:
+    """Group-normed scattering of the images: every example on its own, so it is computed once."""
     train_x, train_y, test_x, test_y = pixels(data_set, options)
-    images = train_x.unflatten(1, (28, 28))
-    views = [shifted(images, down, right) for down, right in (SHIFTS[:2] if options.quick else SHIFTS)]
-    if data_set == "fashion-mnist":  # clothes stay clothes in a mirror; digits do not
-        views += [view.flip(2) for view in views]
-    train = torch.stack([scatter(view, batch_size=2000) for view in views])
-    return train, train_y, scatter(test_x.unflatten(1, (28, 28)), batch_size=2000), test_y
+
+    def rows(images: Tensor, part: str) -> Tensor:
+        found = scattered(images.unflatten(1, (28, 28)), f"{data_set}-{part}", options)
+        return F.pad(F.group_norm(found, GROUPS).flatten(1), (0, 1), value=1.0)
+
+    return Features(rows(train_x, "train"), train_y, rows(test_x, "test"), test_y)
 
 
-@lru_cache(maxsize=2)
-def features(data_set: str, groups: int, options: Options) -> Features:
-    """Group-normed scattering: every example on its own, so it is computed once."""
-    train_x, train_y, test_x, test_y = scattered(data_set, options)
-    train = torch.stack([F.group_norm(view, groups) for view in train_x])
-    return Features(train, train_y, F.group_norm(test_x, groups), test_y)
+def scattered(images: Tensor, name: str, options: Options) -> Tensor:
+    """Scattering coefficients [N, 81, 7, 7]; on a CPU they take minutes, so they are kept in the temporary folder."""
+    if options.quick or images.is_cuda:
+        return scattering.scatter(images, batch_size=2000 if images.is_cuda else 50)
+    code = hashlib.sha256(inspect.getsource(scattering).encode()).hexdigest()[:12]
+    path = Path(tempfile.gettempdir()) / f"hush-scattering-{name}-{code}.npy"
+    if not path.exists():
+        print(f"  scattering of {name} ...", flush=True)
+        partial = path.with_suffix(".part.npy")
+        np.save(partial, torch.cat([scattering.scatter(part) for part in images.split(2000)]).numpy())
+        partial.replace(path)
+    return torch.from_numpy(np.load(path))
 
 
-def shifted(images: Tensor, down: int, right: int) -> Tensor:
-    """The images moved by whole pixels, zeros coming in."""
-    padded = F.pad(images, (1, 1, 1, 1))
-    return padded[:, 1 - down : 29 - down, 1 - right : 29 - right]
+def trained(settings: list[Setting], data_set: str, options: Options, seed: int) -> list[float]:
+    """Test accuracy of the last model of every setting; those with the same lot size are trained side by side."""
+    kept = options.out / "mnist_best_tried.json"
+    known: dict[str, float] = json.loads(kept.read_text()) if kept.exists() else {}
+    data_set = "mnist" if options.quick else data_set
+    names = {setting: f"{data_set} {seed} {setting}" for setting in settings}
+    left = sorted({s for s in settings if names[s] not in known}, key=lambda s: (s.lot_size, s.epochs, s.rate))
+    while left:
+        group = [s for s in left if s.lot_size == left[0].lot_size][:MOST]
+        left = [s for s in left if s not in group]
+        heads = [s.head(quick=options.quick) for s in group]
+        found = train_heads(heads, features(data_set, options), seed=seed)
+        for setting, accuracy in zip(group, found, strict=True):
+            print(f"  {accuracy:.4f} on {data_set}, seed {seed}: {setting}", flush=True)
+            known[names[setting]] = accuracy
+        options.out.mkdir(parents=True, exist_ok=True)
+        kept.write_text(json.dumps(known, indent=0))
+    return [known[names[setting]] for setting in settings]
 
 
-def accuracy(setting: Setting, data_set: str, options: Options, seed: int) -> float:
-    """Test accuracy of the last model."""
-    found = features(data_set, setting.groups, options)
-    head = setting.head(quick=options.quick)
-    if setting.views == 1:
-        found = Features(found.train_x[:1], found.train_y, found.test_x, found.test_y)
-    return train_head(head, found, seed=seed)
-
-
-def search(options: Options, seconds: float) -> dict[str, Any]:
-    """For every target: random settings on the other data set for an equal share of the time, the best ones again."""
-    goals = [(target, epsilon) for target, values in TARGETS.items() for epsilon in values]
-    result = {}
-    for target, epsilon in goals:
-        data_set = "mnist" if options.quick else TUNED_ON[target]
-        started, scored = time.time(), []
-        for setting in candidates(epsilon, options.seed):
-            scored.append((accuracy(setting, data_set, options, options.seed), setting))
-            if time.time() - started > 0.7 * seconds / len(goals):
-                break
-        ranked = []
-        for _, setting in sorted(scored, key=lambda pair: -pair[0])[:FINALISTS]:
-            again = [accuracy(setting, data_set, options, options.seed + 1 + s) for s in range(FINAL_SEEDS)]
-            ranked.append((sum(again) / FINAL_SEEDS, setting))
-        ranked.sort(key=lambda pair: -pair[0])
-        print(f"  {target}, epsilon {epsilon}: {len(scored)} tried on {data_set}; {ranked[0]}", flush=True)
-        result[f"{target}, {epsilon}"] = {
-            "tuned on": data_set,
-            "tried": [{"accuracy there": a, "setting": asdict(s)} for a, s in scored],
-            "ranked": [{"accuracy there": a, "setting": asdict(s)} for a, s in ranked],
-        }
+def search(options: Options) -> dict[str, Any]:
+    """For every target the grid on the other data set, then the variations of the best."""
+    result: dict[str, Any] = {}
+    for target, values in TARGETS.items():
+        data_set = TUNED_ON[target]
+        settings = [s for epsilon in values for s in (grid(epsilon)[:2] if options.quick else grid(epsilon))]
+        scored = list(zip(trained(settings, data_set, options, options.seed), settings, strict=True))
+        if not options.quick:
+            settings = [s for epsilon in values for s in variations(best_of(scored, epsilon))]
+            scored += zip(trained(settings, data_set, options, options.seed), settings, strict=True)
+        for epsilon in values:
+            ranked = sorted((pair for pair in scored if pair[1].epsilon == epsilon), key=lambda pair: -pair[0])
+            tried = [{"accuracy there": accuracy, "setting": asdict(setting)} for accuracy, setting in ranked]
+            result[f"{target}, {epsilon}"] = {"tuned on": data_set, "ranked": tried}
     return result
+
+
+def best_of(scored: list[tuple[float, Setting]], epsilon: float) -> Setting:
+    """The setting with the highest accuracy so far."""
+    return max((pair for pair in scored if pair[1].epsilon == epsilon), key=lambda pair: pair[0])[1]
 
 
 def measure(options: Options) -> dict[str, Any]:
     """Search on the other data set, then train the winners, several times each."""
-    found = search(options, 0.0 if options.quick else 60 * options.minutes)
-    return {"search": found, "rows": final(found, options)}
-
-
-def final(found: dict[str, Any], options: Options) -> dict[str, Any]:
-    """The winners of the search on their targets."""
+    found = search(options)
     rows = {}
+    seeds = [options.seed + 1000 + r for r in range(options.repetitions)]
     for target, values in TARGETS.items():
-        for epsilon in values:
-            best = found[f"{target}, {epsilon}"]["ranked"][0]["setting"]
-            setting = Setting(**best | {"widths": tuple(best["widths"])})
-            seeds = [options.seed + 1000 + r for r in range(options.repetitions)]
-            data_set = "mnist" if options.quick else target
-            row = summary([accuracy(setting, data_set, options, seed) for seed in seeds])
-            print(f"  {target}, epsilon {epsilon}: {row['mean']:.4f}", flush=True)
-            head = setting.head(quick=options.quick)
-            rows[f"{target}, {epsilon}"] = row | {
-                "must reach": MUST[target, epsilon], "delta": DELTA, "setting": asdict(setting),
-                "noise multiplier": head.noise, "steps": head.steps, "seeds": seeds,
+        winners = [Setting(**found[f"{target}, {epsilon}"]["ranked"][0]["setting"]) for epsilon in values]
+        columns = list(zip(*(trained(winners, target, options, seed) for seed in seeds), strict=True))
+        for setting, accuracies in zip(winners, columns, strict=True):
+            head, name = setting.head(quick=options.quick), f"{target}, {setting.epsilon}"
+            rows[name] = summary(list(accuracies)) | {
+                "must reach": MUST[target, setting.epsilon], "delta": DELTA, "setting": asdict(setting),
+                "tuned on": TUNED_ON[target], "noise multiplier": head.noise, "steps": head.steps, "seeds": seeds,
             }  # fmt: skip
-    return rows
+            print(f"  {name}: {rows[name]['mean']:.4f}", flush=True)
+    (options.out / "mnist_best_tried.json").unlink(missing_ok=True)
+    fixed = {"clip": CLIP, "momentum": MOMENTUM, "groups of the norm": GROUPS}
+    return {"not tuned": fixed, "search": found, "rows": rows}
 
 
 def account(result: dict[str, Any]) -> dict[str, dict[str, float]]:
@@ -183,18 +184,22 @@ def draw(result: dict[str, Any], path: Path) -> None:
     """What was reached and what had to be."""
     from pictures import figure
 
-    picture, (axis,) = figure(columns=1, title="Best recipe: scattering and a small head")
-    for target in TARGETS:
+    picture, (axis,) = figure(columns=1, title="Best recipe: scattering and a linear head")
+    for target, colour in (("mnist", "#2e86ab"), ("fashion-mnist", "#d1495b")):
         rows = [
             (float(name.split(", ")[1]), row) for name, row in result["rows"].items() if name.startswith(target + ",")
         ]
+        budgets = [epsilon for epsilon, _ in rows]
         axis.errorbar(
-            [e for e, _ in rows], [r["mean"] for _, r in rows], [r["std"] for _, r in rows], fmt="o-", label=target
+            budgets, [r["mean"] for _, r in rows], [r["std"] for _, r in rows], fmt="o-", color=colour, label=target
         )
+        axis.plot(budgets, [r["must reach"] for _, r in rows], "_", ms=12, color=colour, label=f"{target}, required")
     axis.set_xscale("log")
+    axis.set_xticks([0.5, 1, 2, 3, 4, 8], ["0.5", "1", "2", "3", "4", "8"])
+    axis.minorticks_off()
     axis.set_xlabel("epsilon (delta 1e-5)")
     axis.set_ylabel("test accuracy")
-    axis.legend()
+    axis.legend(fontsize=8)
     picture.savefig(path, dpi=130)
 
 

@@ -13,6 +13,9 @@ from torch.nn import functional as F
 sys.path.insert(0, str(Path(__file__).parents[1] / "experiments"))
 from side_by_side import FLAT, PER_LAYER, Data, Program, Run, clipped_sums, padded_size, poisson_lots, train
 
+from hush.gradients import FlatClip, PerLayerClip, clipped_sum
+from hush.models import paper_mnist
+
 
 def loop_sums(x: Tensor, y: Tensor, weights: list[Tensor], clip: float, clipping: str) -> list[Tensor]:
     """One example at a time, gradients by autograd, clipped one by one, added up: Algorithm 1 as it is printed."""
@@ -47,6 +50,23 @@ def test_clipped_sums_equal_a_loop(hidden: int, clipping: str) -> None:
         slow = loop_sums(x[k][real], y[k][real], [w[k] for w in weights], clip[k].item(), clipping)
         for ours, theirs in zip(batched, slow, strict=True):
             torch.testing.assert_close(ours[k], theirs, rtol=1e-11, atol=1e-12)
+
+
+@pytest.mark.parametrize("clipping", [FLAT, PER_LAYER])
+def test_clipped_sums_are_those_of_the_library(clipping: str) -> None:
+    """The paper's network as it is shipped, its gradients clipped by the library that protects real data."""
+    g = torch.Generator().manual_seed(8)
+    x, y = 3 * torch.randn(40, 60, generator=g), torch.randint(10, (40,), generator=g)
+    model = paper_mnist(hidden=50, generator=g)
+    weights = tuple(p.detach().T[None] for p in model.parameters())
+    present = torch.ones(1, 40)
+    flat = torch.tensor([clipping == FLAT])
+    ours = clipped_sums(x[None], y[None], weights, torch.tensor([4.0]), flat, present)
+    rule = FlatClip(4.0) if clipping == FLAT else PerLayerClip(4.0)
+    losses = F.cross_entropy(model(x), y, reduction="none")
+    library = clipped_sum(losses, dict(model.named_parameters()), rule).tensors.values()
+    for total, theirs in zip(ours, library, strict=True):
+        torch.testing.assert_close(total[0].T, theirs, rtol=1e-4, atol=1e-4)
 
 
 def small_data(examples: int = 400, tables: int = 2) -> Data:
