@@ -6,12 +6,12 @@ VENV   ?= .venv
 BIN    := $(VENV)/bin
 READY  := $(VENV)/.ready
 
-.PHONY: test train lint types unit timing test-long clean
+.PHONY: test train lint types unit timing test-long kill-test figures clean
 
 test: lint types unit timing
 
 train: $(READY)
-	$(BIN)/python examples/accounting.py
+	$(BIN)/hush train mnist --epsilon 2 --delta 1e-5 --out runs/mnist
 
 $(READY): pyproject.toml constraints.txt
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
@@ -35,6 +35,17 @@ timing: $(READY)
 
 test-long: $(READY)
 	$(BIN)/pytest -m long tests
+
+# 200 kills over a light run, then over a network in training; the tests have a shorter form.
+kill-test: $(READY)
+	$(BIN)/python tests/ledger/kill_test.py --kills 200
+	$(BIN)/python tests/ledger/kill_test.py --kills 200 --training
+
+# Every figure and table of the experiments, then the pictures and the results page.
+figures: $(READY)
+	$(BIN)/python experiments/all_figures.py
+	$(BIN)/python experiments/all_figures.py --draw-only
+	$(BIN)/python experiments/results_page.py
 
 clean:
 	rm -rf $(VENV) build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis

@@ -17,9 +17,13 @@ _MOST_ELSEWHERE = 1024
 
 
 def first_size(lots: Lots, device: torch.device) -> int:
-    """A size to begin with: nearly every lot in one batch, up to what is usual for the device. Public numbers only."""
-    usual = lots.expected_size + 4 * math.isqrt(lots.expected_size)
-    return min(8 * math.ceil(usual / 8), _MOST.get(device.type, _MOST_ELSEWHERE))
+    """A size to begin with: nearly every lot fills few batches, each up to what is usual for the device.
+
+    Public numbers only. Three standard deviations of room; a lot that is larger spills into one more batch.
+    """
+    usual = min(lots.examples, lots.expected_size + 3 * math.isqrt(lots.expected_size))
+    batches = -(-usual // _MOST.get(device.type, _MOST_ELSEWHERE))
+    return 8 * math.ceil(usual / batches / 8)
 
 
 class LotRunner:
@@ -33,11 +37,11 @@ class LotRunner:
         *,
         size: int,
         device: torch.device,
-        captured: bool,
+        padded: bool,
     ) -> None:
         self.size = size
         self._private, self._loader, self._losses_of = private, loader, losses_of
-        self._device, self._captured = device, captured
+        self._device, self._padded = device, padded
         self._run = private.capture(losses_of)
 
     def __call__(self, lot: Lot) -> None:
@@ -51,7 +55,7 @@ class LotRunner:
 
     def _fits(self, lot: Lot) -> bool:
         try:
-            if self._captured:
+            if self._padded:  # one shape for all: the engine reads a graph once, and a GPU replays it
                 for data, _ in self._loader.padded(lot, self.size):
                     self._run(*_parts(on_device(data, self._device)))
             else:

@@ -44,7 +44,7 @@ def fit(
     ledger: str | PathLike[str] | Ledger | None = None,
     fingerprint_of: Any = None,
     device: str | torch.device | None = None,
-    captured: bool | None = None,
+    padded: bool | None = None,
     noise: Literal["gaussian", "discrete"] = "gaussian",
     seed: int | None = None,
     public_buffers: Sequence[str] = (),
@@ -66,7 +66,9 @@ def fit(
     Data: arrays, tensors, a map-style dataset, or a tuple or dict of arrays, never a DataLoader. `loss(outputs,
     targets)` gives one loss per example (torch's own losses are asked for reduction="none"); `losses(model, *batch)`
     serves batches of another form. Physical batches of `batch_size` change nothing but memory; without it a size is
-    found, and halved where memory runs out. `upfront` is an access before training, charged before it is done.
+    found, and halved where memory runs out. Batches are `padded` to one shape by default where the data is arrays or
+    the device a GPU, on which forward and backward are then captured once and replayed. `upfront` is an access before
+    training, charged before it is done.
 
     Measuring: `held_out` data is evaluated every epoch. Numbers from training data are private: only
     `unsafe_diagnostics` shows them, and the report then says so. `scheduler` is any scheduler of torch that reads no
@@ -121,7 +123,7 @@ def fit(
         checkpoint_every=checkpoint_every,
         ledger=ledger,
         device=device,
-        captured=captured,
+        padded=padded,
         noise=noise,
         seed=seed,
         unsafe_diagnostics=unsafe_diagnostics,

@@ -100,7 +100,7 @@ class Conduct:
     checkpoint_every: int | None = None
     ledger: str | PathLike[str] | Ledger | None = None
     device: str | torch.device | None = None
-    captured: bool | None = None
+    padded: bool | None = None
     noise: Literal["gaussian", "discrete"] = "gaussian"
     seed: int | None = None
     unsafe_diagnostics: bool = False

@@ -178,9 +178,10 @@ class Run:
 
     def _lots(self, progress: Progress, scribe: Scribe) -> None:
         private, per_epoch = self._private, self.plan.lots.steps_per_epoch
-        captured = self.device.type == "cuda" if self.conduct.captured is None else self.conduct.captured
+        fixed = self.device.type == "cuda" or self.loader.in_memory
+        padded = fixed if self.conduct.padded is None else self.conduct.padded
         runner = LotRunner(
-            private, self.loader, self.losses_of, size=self.batch_size, device=self.device, captured=captured
+            private, self.loader, self.losses_of, size=self.batch_size, device=self.device, padded=padded
         )
         every = self.conduct.checkpoint_every or per_epoch
         if not self.history:
@@ -237,9 +238,7 @@ class Run:
         per_unit, most = self.plan.lots.steps_per_unit, self.plan.steps + self.plan.reserve
         done = self._private.state_dict()["charged"] * per_unit
         event = self.plan.event_after(min(done + more_steps, most))
-        return accounting.epsilon(
-            event, delta=self.conduct.budget.delta, accountant=self.conduct.accountant
-        ).upper
+        return accounting.epsilon(event, delta=self.conduct.budget.delta, accountant=self.conduct.accountant).upper
 
     # The end -------------------------------------------------------------------------------------------------------
 

@@ -128,8 +128,8 @@ def mechanism(event: Event) -> str:
 def _training(plan: Plan) -> str:
     counted = " with their counts below the bound" if type(plan.clip).__name__ == "QuantileClip" else ""
     unit = "lots" if plan.lots.steps_per_unit == 1 else "epochs of lots"
-    return f"training: clipped sums of {unit}{counted}"
+    return f"Training: clipped sums of {unit}{counted}"
 
 
 def _unused(done: int, total: int) -> str:
-    return f"part of the guarantee, not used ({total - done} of {total} units)"
+    return f"Not used, but part of the guarantee ({total - done} of {total} units)"

@@ -32,7 +32,6 @@ figcaption { font-size: .9rem; color: var(--soft); margin-bottom: .6rem; } figca
 svg { display: block; width: 100%; height: auto; overflow: visible; }
 svg text { font: 12.5px system-ui, -apple-system, "Segoe UI", Roboto, Arial, sans-serif; fill: var(--soft); }
 svg .value { fill: var(--ink); font-weight: 600; } svg .name { fill: var(--ink); }
-svg .inside { fill: #fff; font-weight: 600; }
 svg .grid { stroke: var(--line); stroke-width: 1; }
 svg .limit { stroke: var(--warm); stroke-width: 1.5; stroke-dasharray: 5 4; }
 svg .curve { fill: none; stroke: var(--accent); stroke-width: 2.2; stroke-linejoin: round; }
@@ -136,6 +135,7 @@ def _charts(statement: "Statement") -> list[str]:
                 x_label="epoch",
                 y_label=f"charged so far at delta {statement.delta:g}; dashed: the budget",
                 limit=limit,
+                from_zero=True,
                 shown=rounded_up,
             )
         )
@@ -159,7 +159,7 @@ def _charts(statement: "Statement") -> list[str]:
         share_bar(
             [(access.name, access.share) for access in statement.accesses],
             title="Where the budget went",
-            caption="; ".join(f"{access.name}: {access.share:.1%}" for access in statement.accesses),
+            caption="shares of the Renyi divergence at the order that decides epsilon",
         )
     )
     return charts
@@ -174,7 +174,7 @@ def _accesses(statement: "Statement") -> str:
     head = "<tr><th>Access</th><th>Mechanism</th><th>How often</th><th>Share</th></tr>"
     return (
         f"<table><thead>{head}</thead><tbody>{rows}</tbody></table>"
-        "<p>Shares are of the Renyi divergence at the order that decides epsilon, where costs add up.</p>"
+        "<p>Shares are of the Renyi divergence at the order that decides epsilon: there costs simply add up.</p>"
     )
 
 

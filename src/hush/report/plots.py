@@ -17,13 +17,15 @@ def line_chart(
     x_label: str,
     y_label: str,
     limit: float | None = None,
+    from_zero: bool = False,
     shown: Callable[[float], str] = lambda value: f"{value:g}",
 ) -> str:
     """One line over its points, with a dashed limit where there is one; the last value is written at its end."""
     xs, ys = [x for x, _ in points], [y for _, y in points]
     top_value = max(ys + ([limit] if limit is not None else []))
     x_ticks = ticks(min(xs), max(xs) if max(xs) > min(xs) else min(xs) + 1)
-    y_ticks = ticks(min(ys), top_value if top_value > min(ys) else min(ys) + 1)
+    low = 0.0 if from_zero else min(ys)
+    y_ticks = ticks(low, top_value if top_value > low else low + 1)
     scale_x = _scale(x_ticks[0], x_ticks[-1], LEFT, WIDTH - RIGHT)
     scale_y = _scale(y_ticks[0], y_ticks[-1], HEIGHT - BOTTOM, TOP)
     parts = [
@@ -75,18 +77,24 @@ def bar_chart(rows: Sequence[tuple[str, float | None, str]], *, title: str, capt
 
 
 def share_bar(rows: Sequence[tuple[str, float]], *, title: str, caption: str) -> str:
-    """One bar divided into shares that sum to one; the legend below it is the table of the page."""
+    """One bar divided into shares that sum to one, with a legend below it."""
     parts, x = [], 0.0
     for i, (name, share) in enumerate(rows):
         width = WIDTH * share
         parts.append(
-            f'<rect class="share share{i % 4}" x="{x:.2f}" y="4" width="{max(width - 1, 0.5):.2f}" height="30" rx="2">'
+            f'<rect class="share{i % 4}" x="{x:.2f}" y="4" width="{max(width - 1, 0.5):.2f}" height="34" rx="2">'
             f"<title>{escape(name)}: {share:.1%}</title></rect>"
         )
-        if width > 52:
-            parts.append(f'<text class="inside" x="{x + width / 2:.1f}" y="24" text-anchor="middle">{share:.0%}</text>')
+        y = 66 + 30 * i
+        parts.append(f'<rect class="share{i % 4}" x="0" y="{y - 11}" width="13" height="13" rx="2"/>')
+        parts.append(f'<text class="value" x="22" y="{y}">{share:.1%}</text>')
+        parts.append(f'<text class="name" x="74" y="{y}">{escape(_short(name))}</text>')
         x += width
-    return _figure(parts, title=title, caption=caption, height=40)
+    return _figure(parts, title=title, caption=caption, height=66 + 30 * len(rows) - 16)
+
+
+def _short(name: str, most: int = 52) -> str:
+    return name if len(name) <= most else name[: most - 1].rstrip() + "…"
 
 
 def ticks(low: float, high: float) -> list[float]:
