@@ -135,6 +135,25 @@ def through_the_rule(x, grad, layer, layout=None):
     return conv.RULES["ConvolutionBackward0"].contributions(site(x, grad, layer, layout))
 
 
+@pytest.mark.parametrize(
+    "shape, kernel, stride, dilation, padding",
+    [
+        ((2, 1, 2, 1, 1), (1, 1, 4, 1, 1), (2, 1, 1), (1, 1, 1), (3, 0, 0)),
+        ((2, 3, 3, 1, 1), (1, 3, 4, 2, 3), (2, 1, 3), (1, 1, 2), (3, 1, 2)),
+    ],
+)
+def test_padding_wider_than_the_input(shape, kernel, stride, dilation, padding):
+    """PyTorch's own kernel gradient is wrong here (torch 2.13, CPU); ours must not inherit it."""
+    layer = (shape, kernel, False, {"stride": stride, "padding": padding, "dilation": dilation, "groups": 1})
+    for seed in range(5):
+        x, grad = sample(layer, seed)
+        wanted = expected(x, grad, *layer[1:])
+        place = convolution(x, grad, *layer[1:])
+        close(conv.scaled_kernel_gradient(place, Weights(torch.ones(2))), wanted.sum(0), mass=10.0)
+        values = conv_kernels._grouped_gradients(*place.split(), place.geometry)
+        close(KeptKernels(values, kernel).per_example(), wanted, mass=10.0)
+
+
 def test_what_the_rule_asks_for_is_what_autograd_saves():
     """The names of the saved values are semi-private in PyTorch: this fails where a version renames one."""
     for (axes, transposed), forward in FORWARD.items():
