@@ -87,7 +87,7 @@ def train_a_network(folder: Path) -> None:
                 name = f"run{len(ledger.pages())}"
                 account = ledger.open_account(name, budget=SLICE, units=plan.units, upfront=plan.spent, data=(x, y))
             model = torch.nn.Sequential(torch.nn.Linear(8, 16), torch.nn.Tanh(), torch.nn.Linear(16, 3))
-            optimizer = torch.optim.SGD(model.parameters(), lr=0.001, momentum=0.9)
+            optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
             private = Private(model, plan, account)
             if last is not None and last.facts["account"]["name"] == account.name:
                 model.load_state_dict(last.state["model"])

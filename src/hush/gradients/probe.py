@@ -20,6 +20,8 @@ _BASE = 4
 _SIGNIFICANT = 2.0**-6
 _TOLERANCE = 2.0**-13
 """Scaling is exact; the tolerance is for kernels that add in no fixed order."""
+_ABOVE_UNDERFLOW = 2.0**20
+"""Numbers closer than this to the smallest normal one tell nothing: near it scaling rounds."""
 
 
 @dataclass(frozen=True)
@@ -67,8 +69,9 @@ def _exponents(before: Tensor | None, after: Tensor | None) -> list[Tensor | Non
     """For each dimension the exponent of each row, -1 where all is zero; None if a row has no single one."""
     if before is None or after is None:
         return []
+    least = torch.finfo(before.dtype).tiny * (1 if before.dtype == torch.float16 else _ABOVE_UNDERFLOW)
     before, after = before.float(), after.float()
-    usable = (before != 0) & before.isfinite() & after.isfinite()
+    usable = (before.abs() > least) & before.isfinite() & after.isfinite()
     ratio = torch.where(usable, after, 1) / torch.where(usable, before, 1)
     exponent = torch.where(ratio > 0, ratio, 0.1).log2().round()
     exact = (exponent >= 0) & (exponent < _BASE) & ((ratio - exponent.exp2()).abs() <= _TOLERANCE * ratio)
