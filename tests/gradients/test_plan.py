@@ -9,7 +9,7 @@ from oracles import gradients as oracle
 from torch import Tensor, nn
 from torch.nn.utils.rnn import pack_padded_sequence
 
-from hush.gradients import FlatClip, clipped_sum, plan, squared_norms
+from hush.gradients import FlatClip, clipped_sum, linear, plan, squared_norms
 
 pytestmark = pytest.mark.usefixtures("fresh_plans")
 
@@ -238,3 +238,15 @@ def test_embedding_norms_need_no_table_per_example() -> None:
         table(torch.randint(0, 500_000, (256, 3))).square().sum((1, 2)), dict(table.named_parameters())
     )
     assert ours["weight"].shape == (256,)
+
+
+def test_long_examples_take_no_square_of_their_length(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Products that are too large to keep are taken for their norms, some examples at a time; and so are their sums."""
+    monkeypatch.setattr(linear, "_KEEP_BYTES", 4 * 2 * 3 * 5)
+    model = nn.Linear(3, 5)
+    data = torch.randn(7, 40, 3)
+    check(model, squares, data)
+    exact = oracle.clipped_sum(oracle.per_example_gradients(model, (data,), squares), 5.0)
+    ours = clipped_sum(squares(model, (data,)), dict(model.named_parameters()), FlatClip(5.0))
+    for name, tensor in exact.items():
+        torch.testing.assert_close(ours.tensors[name].double(), tensor, rtol=1e-4, atol=1e-4)

@@ -185,3 +185,19 @@ def test_autocast_is_exact_for_its_own_gradients() -> None:
         assert float((tensor - expected[name]).norm()) <= 4e-3 * float(expected[name].norm())
     alone = clipped_sum(losses(data[:1]), params(model), FlatClip(0.5))
     assert 0.499 < norm(alone.tensors) <= 0.5
+
+
+def test_hardware_that_rounds_products_is_counted() -> None:
+    """With tf32 or bf16 products allowed for fp32, the factor shrinks by what they may round."""
+    torch.manual_seed(6)
+    model, data = Products(20, 10), torch.randn(1, 20)
+    norms = {}
+    try:
+        for setting in ("highest", "high", "medium"):
+            torch.set_float32_matmul_precision(setting)
+            norms[setting] = norm(clipped_sum(squares(model, data), params(model), FlatClip(1e-2)).tensors)
+    finally:
+        torch.set_float32_matmul_precision("highest")
+    assert 0.9999e-2 < norms["highest"] <= 1e-2
+    assert 2.0**-11 < 1 - norms["high"] / 1e-2 < 2.0**-9
+    assert 2.0**-8 < 1 - norms["medium"] / 1e-2 < 2.0**-6

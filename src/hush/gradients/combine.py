@@ -30,6 +30,10 @@ class Reshaped(Contribution):
     def terms(self) -> int:
         return self.inside.terms
 
+    @property
+    def convolves(self) -> bool:
+        return self.inside.convolves
+
     def chain(self, shape: tuple[int, ...]) -> int:
         return self.inside.chain(shape)
 
@@ -57,6 +61,10 @@ class Several(Contribution):
     @property
     def terms(self) -> int:
         return sum(part.terms for part in self.parts)
+
+    @property
+    def convolves(self) -> bool:
+        return any(part.convolves for part in self.parts)
 
     def chain(self, shape: tuple[int, ...]) -> int:
         return 2 * sum(part.chain(shape) for part in self.parts)

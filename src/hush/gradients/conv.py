@@ -87,6 +87,10 @@ class NormedKernels(Contribution):
     def terms(self) -> int:
         return self.convolution.gradient[:, 0].numel() // self.convolution.layout.batch
 
+    @property
+    def convolves(self) -> bool:
+        return True
+
     def squared_norms(self) -> Tensor:
         return self.norms
 

@@ -12,7 +12,7 @@ TINY = 1e-28
 """Added to squared norms before they are multiplied: an underflow in one cannot hide that the other is large."""
 
 _KEEP_BYTES = 1 << 28
-"""Per-example products of one layer are kept up to this size; larger ones are recomputed as one product."""
+"""Per-example products of one layer are kept up to this size; larger ones are only taken for their norms."""
 
 
 @dataclass(frozen=True)
@@ -50,11 +50,17 @@ class Products(Contribution):
     @cached_property
     def _kept(self) -> Tensor | None:
         """[batch, j, i]: the products themselves, where that is cheaper than the inner products of rows."""
-        length, i, j = self._length, self.inputs.shape[1], self.gradients.shape[1]
-        if length == 1 or length * (i + j) < i * j or 4 * self.layout.batch * i * j > _KEEP_BYTES:
+        size = 4 * self.layout.batch * self.inputs.shape[1] * self.gradients.shape[1]
+        if self._length == 1 or self._by_rows or size > _KEEP_BYTES:
             return None
         inputs, gradients = self.split
         return torch.bmm(gradients.transpose(1, 2), inputs)
+
+    @property
+    def _by_rows(self) -> bool:
+        """Whether the inner products of all pairs of rows cost less than the product itself."""
+        i, j = self.inputs.shape[1], self.gradients.shape[1]
+        return self._length * (i + j) < i * j
 
     @cached_property
     def _grams(self) -> tuple[Tensor, Tensor]:
@@ -67,13 +73,23 @@ class Products(Contribution):
             return (of_inputs + TINY) * (self.squared_gradients + TINY)
         if self._kept is not None:
             return Stored(self._kept).squared_norms()
-        of_inputs, of_gradients = self._grams
-        return (of_inputs * of_gradients).sum(-1).sum(-1).clamp(min=0)
+        if self._by_rows:
+            of_inputs, of_gradients = self._grams
+            return (of_inputs * of_gradients).sum(-1).sum(-1).clamp(min=0)
+        inputs, gradients = self.split
+        some = max(1, _KEEP_BYTES // (4 * inputs.shape[2] * gradients.shape[2]))
+        products = (
+            torch.bmm(g.transpose(1, 2), x) for x, g in zip(inputs.split(some), gradients.split(some), strict=True)
+        )
+        return torch.cat([Stored(product).squared_norms() for product in products])
 
     def squared_mass(self) -> Tensor:
         if self._length == 1 or self._kept is not None:
             return self.squared_norms()
-        of_inputs, of_gradients = (gram.diagonal(dim1=1, dim2=2) + TINY for gram in self._grams)
+        if self._by_rows:
+            of_inputs, of_gradients = (gram.diagonal(dim1=1, dim2=2) + TINY for gram in self._grams)
+        else:
+            of_inputs, of_gradients = (squared(rows) + TINY for rows in self.split)
         return (of_inputs * of_gradients).sqrt().sum(-1).square()
 
     def weighted_sum(self, weights: Weights) -> Tensor:

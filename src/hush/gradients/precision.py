@@ -22,6 +22,7 @@ Across the batches of a lot sums are added in fp64 (`BoundedSum.__add__`): 10,00
 """
 
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -47,9 +48,17 @@ def gamma(terms: int, dtype: torch.dtype) -> float:
     return error / (1 - error)
 
 
-def product_unit() -> float:
-    """How much the hardware may round the two factors of a product (tf32 and bf16 paths), relative to the product."""
-    return {"highest": 0.0, "high": 2.0**-10, "medium": 2.0**-7}[torch.get_float32_matmul_precision()]
+def product_unit(device: torch.device, convolution: bool) -> float:
+    """How much the hardware may round the two factors of an fp32 product, relative to the product."""
+    backends: Any = torch.backends
+    if device.type == "cuda":
+        backend = backends.cudnn.conv if convolution else backends.cuda.matmul
+    else:
+        backend = backends.mkldnn.conv if convolution else backends.mkldnn.matmul
+    chosen = backend.fp32_precision
+    if chosen == "none":
+        chosen = backends.fp32_precision
+    return {"none": 0.0, "ieee": 0.0, "tf32": 2.0**-10, "bf16": 2.0**-7}[chosen]
 
 
 def upper_squared_norms(parts: list[tuple[Contribution, tuple[int, ...]]]) -> Tensor:
@@ -62,7 +71,8 @@ def upper_squared_norms(parts: list[tuple[Contribution, tuple[int, ...]]]) -> Te
         norms.append(contribution.squared_norms())
         dtype, terms = norms[-1].dtype, contribution.terms
         of_norm = gamma(contribution.chain(shape) + len(parts) + 8, dtype)
-        of_sum = 2.1 * (gamma(terms + 3, dtype) + product_unit())
+        rounding = 0.0 if dtype == torch.float64 else product_unit(norms[-1].device, contribution.convolves)
+        of_sum = 2.1 * (gamma(terms + 3, dtype) + rounding)
         if terms == 1:
             relative = max(relative, of_norm + of_sum)
         else:

@@ -107,6 +107,11 @@ class Contribution(ABC):
         """How many products of one example are added up to one entry of `weighted_sum` (1: the G_i are stored)."""
         return 1
 
+    @property
+    def convolves(self) -> bool:
+        """Whether the weighted sum is a convolution; these may be rounded by other hardware than matrix products."""
+        return False
+
     def chain(self, shape: tuple[int, ...]) -> int:
         """The longest chain of additions behind `squared_norms`, for a tensor of this shape.
 
