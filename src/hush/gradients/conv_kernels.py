@@ -53,8 +53,8 @@ def _grouped_gradients(pixels: Tensor, gradient: Tensor, geometry: Geometry) -> 
 def kernel_gradient(pixels: Tensor, gradient: Tensor, geometry: Geometry) -> Tensor:
     """The ordinary kernel gradient of [rows, channels, *sizes] and [rows, outputs, *output sizes], summed over rows."""
     padding, sizes = list(geometry.padding), pixels.shape[2:]
-    # Zeros are written out where an output padding exceeds its stride, so that some pixels are read by no tap; and where
-    # the padding is wider than the input: there oneDNN's kernel (torch 2.13, CPU) gives wrong results.
+    # Zeros are written out where an output padding exceeds its stride (some pixels are read by no tap), and where the
+    # padding is at least as wide as the input: there oneDNN's kernel (torch 2.13, CPU) gives wrong results.
     if geometry.outputs(sizes) != tuple(gradient.shape[2:]) or any(map(operator.ge, padding, sizes)):
         pixels, padding = geometry.padded(pixels, gradient.shape[2:]), [0] * geometry.axes
     kernel = pixels.new_empty(1).expand(geometry.weight_shape)  # only its shape is read
