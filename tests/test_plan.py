@@ -124,9 +124,7 @@ def test_plans_as_json(clip: object) -> None:
 def test_hazard_12_the_count_of_a_quantile_clip_is_part_of_the_joint_noise() -> None:
     joint = plan(clip=QuantileClip(initial=1.0, count_noise=20.0), noise_multiplier=1.5)
     assert joint.event == plan().event, "the plan's noise multiplier is the joint one, whatever the clip"
-    with pytest.raises(
-        ValueError, match="count_noise"
-    ):
+    with pytest.raises(ValueError, match="count_noise"):
         plan(clip=QuantileClip(initial=1.0, count_noise=1.0))
 
 
