@@ -210,11 +210,14 @@ def test_the_cost_model_takes_each_way_somewhere(monkeypatch):
 def test_half_precision_is_accumulated_in_fp32(layer, dtype):
     x, grad = sample(layer, dtype=dtype)
     wanted = expected(x, grad, *layer[1:])
-    contribution = through_the_rule(x, grad, layer)[1]
+    found = through_the_rule(x, grad, layer)
+    contribution = found[1]
     weights = Weights(torch.rand(len(wanted)))
     accumulated = torch.float64 if dtype == torch.float64 else torch.float32
-    for result in (contribution.squared_norms(), contribution.per_example(), contribution.weighted_sum(weights)):
-        assert result.dtype == accumulated
+    for part in found.values():
+        for result in (part.squared_norms(), part.per_example(), part.weighted_sum(weights)):
+            assert result.dtype == accumulated
+    close(found[2].per_example(), grad.double().flatten(2).sum(2), mass=10.0)
     close(contribution.squared_norms(), norms_of(wanted), 2e-5)
     close(contribution.weighted_sum(weights), np.tensordot(weights.factors.numpy(), wanted, 1))
 
