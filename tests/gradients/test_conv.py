@@ -139,10 +139,11 @@ def through_the_rule(x, grad, layer, layout=None):
     "shape, kernel, stride, dilation, padding",
     [
         ((2, 1, 2, 1, 1), (1, 1, 4, 1, 1), (2, 1, 1), (1, 1, 1), (3, 0, 0)),
+        ((2, 1, 4, 1, 1), (1, 1, 4, 1, 1), (2, 1, 1), (1, 1, 1), (3, 0, 0)),
         ((2, 3, 3, 1, 1), (1, 3, 4, 2, 3), (2, 1, 3), (1, 1, 2), (3, 1, 2)),
     ],
 )
-def test_padding_wider_than_the_input(shape, kernel, stride, dilation, padding):
+def test_padding_that_pytorch_gets_wrong(shape, kernel, stride, dilation, padding):
     """PyTorch's own kernel gradient is wrong here (torch 2.13, CPU); ours must not inherit it."""
     layer = (shape, kernel, False, {"stride": stride, "padding": padding, "dilation": dilation, "groups": 1})
     for seed in range(5):
@@ -266,3 +267,14 @@ def test_ghost_norm_is_never_below_the_truth_by_more_than_its_mass_says(seed):
     norms, masses = (values.double().numpy() for values in conv_ghost.ghost_norms(*place.with_rows_as_axis()))
     assert (wanted < 1e-6 * masses).all()
     assert (np.abs(norms - wanted) <= 2**-23 * masses).all()
+
+
+def test_the_rule_exchanges_the_tensors_of_a_transposed_convolution():
+    arguments = {"stride": (2, 1), "padding": (1, 0), "dilation": (1, 2), "groups": 2, "output_padding": (1, 0)}
+    layer = ((3, 4, 5, 4), (4, 3, 3, 2), True, arguments)
+    x, grad = sample(layer)
+    wanted = expected(x, grad, *layer[1:])
+    found = through_the_rule(x, grad, layer)
+    close(found[1].per_example(), wanted)
+    close(found[1].squared_norms(), norms_of(wanted), 2e-5)
+    close(found[2].per_example(), grad.double().flatten(2).sum(2))
