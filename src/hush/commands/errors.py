@@ -13,5 +13,5 @@ def one_line() -> Iterator[None]:
 
     try:
         yield
-    except (LedgerError, CheckpointError, DataError, TypeError) as error:
+    except (LedgerError, CheckpointError, DataError, TypeError, RuntimeError) as error:
         raise ValueError(str(error)) from error

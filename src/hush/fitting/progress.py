@@ -47,26 +47,22 @@ class Progress:
         if not self._show:
             return
         if self._first is None:
-            self._first, self._began = step - 1, time.monotonic()
+            self._first, self._began = step, time.monotonic()  # setting up before the first step is not its speed
         if self._bar is not None:
             self._bar.update(self._task, completed=step, **self.words(step))
         elif step == self._steps or time.monotonic() - self._said > 15:
             self._said = time.monotonic()
             words = self.words(step)
-            print(
-                f"step {step} of {self._steps}, {words['epoch']}, {words['spent']}, {words['rate']}"
-                + (f", {words['note']}" if words["note"] else ""),
-                file=sys.stderr,
-            )
+            print(", ".join(filter(None, [f"step {step} of {self._steps}", *words.values()])), file=sys.stderr)
 
     def words(self, step: int) -> dict[str, str]:
         """What stands beside the bar."""
         seconds = max(time.monotonic() - self._began, 1e-9)
-        rate = (step - (self._first or 0)) * self._lot_size / seconds
+        done = step - (self._first or 0)
         return {
             "epoch": f"epoch {min(step, self._steps) / self._per_epoch:.1f} of {self._steps / self._per_epoch:.4g}",
             "spent": f"epsilon <= {rounded_up(self._spent)} of {self._budget.epsilon:g}",
-            "rate": f"{rate:,.0f} examples/s",
+            "rate": f"{done * self._lot_size / seconds:,.0f} examples/s" if done else "",
             "note": self._note,
         }
 
