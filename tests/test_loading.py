@@ -60,11 +60,11 @@ def test_tuples_dicts_and_single_arrays_keep_their_structure(tmp_path: Path) -> 
         assert [len(b[0]) for b in batches] == [2, 2, 1]
         assert torch.equal(torch.cat([b[0] for b in batches]), X[INDICES])
         assert torch.equal(torch.cat([b[1] for b in batches]), Y[INDICES])
-    (batch,) = Loader({"x": X, "y": Y}).batches(Lot(0, INDICES), 9)
+    (batch,) = Loader({"x": X, "y": Y}).batches(Lot(0, INDICES), 5)
     assert torch.equal(batch["x"], X[INDICES]) and torch.equal(batch["y"], Y[INDICES])
-    (alone,) = Loader(X).batches(Lot(0, INDICES), 9)
+    (alone,) = Loader(X).batches(Lot(0, INDICES), 5)
     assert torch.equal(alone, X[INDICES])
-    (pair,) = Loader(TensorDataset(X, Y)).batches(Lot(0, INDICES), 9)
+    (pair,) = Loader(TensorDataset(X, Y)).batches(Lot(0, INDICES), 5)
     assert torch.equal(pair[1], Y[INDICES])
 
 

@@ -217,6 +217,12 @@ def test_batches_hand_out_every_example_once(count: int, size: int) -> None:
     assert kept == indices.tolist()
 
 
+def test_few_shapes_occur_however_large_the_lots_are() -> None:
+    shapes = {len(batch) for count in range(700) for batch in Lot(0, np.arange(count)).batches(256)}
+    assert len(shapes) <= 2 * 16 and max(shapes) == 256
+    assert max(len(list(Lot(0, np.arange(count)).batches(256))) for count in range(257)) == 2
+
+
 def test_hazard_19_a_lot_is_handed_out_once() -> None:
     lot = Lot(7, np.arange(5))
     list(lot.batches(2))

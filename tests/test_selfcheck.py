@@ -263,8 +263,8 @@ def test_the_captured_form_checks_itself_once() -> None:
     captured = private.capture(lambda x, y: calls.append(1) or cross_entropy(honest)(x, y))  # type: ignore[func-returns-value]
     counts = []
     for lot in private.lots():
-        for index in lot.batches(32):
-            captured(X[index], Y[index])
+        for index, mask in lot.batches(32, pad=True):
+            captured(X[index], Y[index], mask=mask)
         counts.append(len(calls))
         private.step(torch.optim.SGD(honest.parameters(), lr=0.1))
     assert counts == [4, 5, 6]

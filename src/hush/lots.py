@@ -4,11 +4,11 @@ A *unit* is what is drawn, and charged, at once: one lot for Poisson sampling, o
 Sizes, rates and indices only; an example, a label or a model never comes here.
 """
 
+import math
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, fields
 from fractions import Fraction
-from math import inf, nextafter
 from typing import Any, Literal, NamedTuple, TypeVar, overload
 
 import numpy as np
@@ -82,7 +82,7 @@ class PoissonLots(Lots):
         """The sampling probability, rounded up where it is not a float."""
         exact = Fraction(self.expected_size, self.examples)
         nearest = float(exact)
-        return nearest if Fraction(nearest) >= exact else nextafter(nearest, inf)
+        return nearest if Fraction(nearest) >= exact else math.nextafter(nearest, math.inf)
 
     @property
     def steps_per_epoch(self) -> int:  # type: ignore[override]
@@ -239,18 +239,28 @@ class Lot:
     def batches(self, size: int, pad: bool = False) -> Iterator[torch.Tensor] | Iterator[PaddedBatch]:
         """The lot as index tensors of at most `size` examples; an empty lot has none.
 
+        What is left after full batches comes as up to two smaller ones, so that few different shapes occur in a run.
         With `pad` as (index, mask) of exactly `size` rows, for code that wants fixed shapes. A lot that is larger than
         expected spills into one more batch; nothing is ever cut off.
         """
         if pad:
             full = [padded(index, size) for index in self.split(size)]
             return self.hand_out((Handed(size, size, batch.mask), batch) for batch in full)
-        return self.hand_out((Handed(len(index), size), index) for index in self.split(size))
+        return self.hand_out((Handed(len(index), size), index) for index in self.pieces(size))
 
     def split(self, size: int) -> list[torch.Tensor]:
         if isinstance(size, bool) or not isinstance(size, int) or size < 1:
             raise ValueError(f"a physical batch holds a whole number of examples >= 1, got {size!r}")
         return list(torch.split(torch.from_numpy(self.indices), size)) if len(self.indices) else []
+
+    def pieces(self, size: int) -> list[torch.Tensor]:
+        """As `split`, with the last batch cut at a multiple of sqrt(size): then it has few sizes, not up to `size`."""
+        pieces = self.split(size)
+        unit = math.isqrt(size - 1) + 1
+        if pieces and len(pieces[-1]) < size and len(pieces[-1]) % unit and len(pieces[-1]) > unit:
+            rest = pieces.pop()
+            pieces += torch.split(rest, len(rest) // unit * unit)
+        return pieces
 
     def hand_out(self, batches: Iterator[tuple[Handed, T]]) -> Iterator[T]:
         """Yield batches given as (what they are, batch), noting which one is in hand, once in the life of the lot."""
