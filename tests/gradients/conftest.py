@@ -2,10 +2,11 @@
 
 import pytest
 
-from hush.gradients import plan
+from hush.gradients import plan, transfer
 
 
 @pytest.fixture
 def fresh_plans(monkeypatch: pytest.MonkeyPatch) -> None:
     """An empty cache of plans, so that what happens on a new graph (warnings too) happens here."""
     monkeypatch.setattr(plan, "_cache", type(plan._cache)())
+    monkeypatch.setattr(transfer, "_families", type(transfer._families)())

@@ -32,6 +32,8 @@ class Graph:
     leaves: Mapping[int, str]
     """Node index -> name of the parameter that it stands for."""
     batch: int
+    traits: tuple[object, ...]
+    """For each node the shapes, dtypes and devices of its outputs, and its whole-number arguments."""
     key: object
     """Equal for two graphs if and only if nodes, edges, shapes, dtypes, whole-number arguments and leaves are equal."""
 
@@ -78,14 +80,9 @@ def read(losses: Tensor, params: Mapping[str, Tensor]) -> Graph:
         inputs.append(tuple(edges))
     names = tuple(node.name() for node in nodes)
     leaves = _leaves(nodes, names, params)
-    key = (
-        losses.shape[0],
-        names,
-        tuple(inputs),
-        tuple(leaves.items()),
-        tuple([_traits(node) for node in nodes]),
-    )
-    return Graph(tuple(nodes), names, tuple(inputs), leaves, losses.shape[0], key)
+    traits = tuple([_traits(node) for node in nodes])
+    key = (losses.shape[0], names, tuple(inputs), tuple(leaves.items()), traits)
+    return Graph(tuple(nodes), names, tuple(inputs), leaves, losses.shape[0], traits, key)
 
 
 def _leaves(nodes: list[Node], names: tuple[str, ...], params: Mapping[str, Tensor]) -> dict[int, str]:

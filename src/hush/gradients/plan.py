@@ -18,6 +18,7 @@ from hush.gradients.graph import LEAF, MOVERS, Graph, back
 from hush.gradients.probe import Finding, probe
 from hush.gradients.rules import MATRIX_PRODUCTS, PARAMETRIC, RESHAPES, RULES
 from hush.gradients.site import Layout, Rule
+from hush.gradients.transfer import remember, transferred
 
 Edge = tuple[int, int]
 
@@ -63,12 +64,12 @@ class Plan:
         return all(_same(_saved_item(graph, node, name, item), value) for node, name, item, value in self.guards)
 
 
-_CACHED = 64
+_CACHED = 256
 _cache: OrderedDict[object, list[Plan]] = OrderedDict()
 
 
 def plan_for(graph: Graph, losses: Tensor, settle: Callable[[Plan], Plan]) -> Plan:
-    """The plan for this graph, made by a few backward passes if no cached one holds.
+    """The plan for this graph: a cached one, one of other batch sizes, or one made by a few backward passes.
 
     `settle` tries a new plan and hands the sites that no rule covers to the generic one.
     """
@@ -77,7 +78,10 @@ def plan_for(graph: Graph, losses: Tensor, settle: Callable[[Plan], Plan]) -> Pl
     for plan in plans:
         if plan.holds(graph):
             return plan
-    plan = settle(_make(graph, losses))
+    known = transferred(graph)
+    plan = settle(known if known is not None else _make(graph, losses))
+    if known is None:
+        remember(graph, plan)
     if plan.lasting:
         plans.insert(0, plan)
         del plans[4:]
