@@ -66,7 +66,7 @@ class Loader:
 
     def batches(self, lot: Lot, size: int) -> Iterator[Any]:
         """The lot's examples, at most `size` at a time; an empty lot has no batches."""
-        indices = lot.pieces(size)
+        indices = lot.split(size)
         return lot.hand_out(zip((Handed(len(index), size) for index in indices), self._read(indices), strict=True))
 
     def padded(self, lot: Lot, size: int) -> Iterator[LoadedBatch]:
