@@ -100,20 +100,22 @@ def draw(result: dict[str, Any], path: Path) -> None:
             axis.plot(epochs, mean, color=colour, label=f"{kind} accuracy")
         axis.set_ylim(0.8, 1.0)
         axis.set_xlabel("epoch")
+        if level == "large":
+            axis.set_ylabel("accuracy")
         axis.set_title(f"{level} noise ({sigma:g}, {pca_sigma:g}), epsilon {epsilon:g}", fontsize=10)
         right = axis.twinx()
         for counting, line in ((AS_PUBLISHED, ":"), (VALID, "-")):
-            spent = [
-                cost(level, PER_LAYER).delta(step, epsilon=epsilon, counting=counting)
-                for step in steps[:: len(steps) // 12 + 1]
-            ]
-            right.plot(epochs[:: len(steps) // 12 + 1], spent, line, color="#444444", label=f"delta, {counting}")
+            parts = min(24, len(steps))
+            at = [max(1, round(steps[-1] * i / parts)) for i in range(parts + 1)]
+            spent = [cost(level, PER_LAYER).delta(step, epsilon=epsilon, counting=counting) for step in at]
+            right.plot([step / per_epoch for step in at], spent, line, color="#444444", label=f"delta, {counting}")
         right.set_yscale("log")
         right.set_ylim(1e-9, 1e-3)
+        if level == "small":
+            right.set_ylabel("delta")
         right.axhline(DELTA, color="#bbbbbb", linewidth=0.8)
-        if level == "large":
-            axis.legend(loc="lower right", fontsize=7)
-            right.legend(loc="upper left", fontsize=7)
+    lines = [part for each in (axis, right) for part in each.get_lines() if not part.get_label().startswith("_")]
+    picture.legend(handles=lines, loc="outside lower center", ncols=4, fontsize=9)
     picture.savefig(path, dpi=130)
 
 

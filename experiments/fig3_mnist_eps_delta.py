@@ -43,7 +43,7 @@ def measure(options: Options) -> dict[str, Any]:
 
 def draw(result: dict[str, Any], path: Path) -> None:
     """One panel a counting, one curve a delta."""
-    from pictures import colours, figure
+    from pictures import colours, epsilon_axis, figure
 
     picture, axes = figure(columns=2, title="MNIST accuracy for (epsilon, delta)")
     palette = colours([str(delta) for delta in DELTAS])
@@ -54,12 +54,11 @@ def draw(result: dict[str, Any], path: Path) -> None:
             axis.plot(
                 [p["epsilon"] for p in curve], values, "o-", ms=3, color=palette[str(delta)], label=f"delta {delta:g}"
             )
-        axis.set_xscale("log")
-        axis.set_xlabel("epsilon")
+        epsilon_axis(axis, (0.25, 0.5, 1, 2, 4, 8))
         axis.set_ylabel("test accuracy")
-        axis.set_ylim(0.8, 1.0)
+        axis.set_ylim(0.87, 0.98)
         axis.set_title(name + (" (not a guarantee)" if AS_PUBLISHED in name else ""), fontsize=10)
-        axis.legend(fontsize=8)
+        axis.legend(fontsize=8, loc="lower right")
     picture.savefig(path, dpi=130)
 
 

@@ -151,13 +151,14 @@ def draw(result: dict[str, Any], path: Path) -> None:
             )
         axis.set_xlabel(panel)
         axis.set_ylabel("test accuracy")
-        axis.set_ylim(0.85, 1.0)
+        axis.set_ylim(0.88, 0.97)
     axes[3].set_xscale("log")
     for p in result["points"]:
         if p["projection"] != "pca":
             axes[0].axhline(p["accuracy"][VALID], color="#d1495b" if p["projection"] == "random" else "#8e5ea2", lw=0.8)
-            axes[0].text(120, p["accuracy"][VALID], f"{p['projection']} projection", fontsize=7, va="bottom")
-    axes[0].legend(fontsize=8)
+            title = "no projection" if p["projection"] == "none" else "random projection"
+            axes[0].text(200, p["accuracy"][VALID] - 0.001, f"{title}, valid", fontsize=7, va="top", ha="right")
+    axes[1].legend(fontsize=8)
     picture.savefig(path, dpi=130)
 
 

@@ -37,3 +37,12 @@ def figure(*, columns: int, title: str, rows: int = 1) -> tuple[Any, list[Any]]:
 def colours(names: Iterable[str]) -> dict[str, str]:
     """The same colour for the same place in a list of names."""
     return dict(zip(names, _COLOURS, strict=False))
+
+
+def epsilon_axis(axis: Any, values: Iterable[float]) -> None:
+    """A logarithmic axis for epsilon with plain numbers at these values."""
+    ticks = list(values)
+    axis.set_xscale("log")
+    axis.set_xticks(ticks, [f"{tick:g}" for tick in ticks])
+    axis.minorticks_off()
+    axis.set_xlabel("epsilon")

@@ -50,15 +50,17 @@ def figure4_lines(result: Result) -> list[str]:
     wide = {x: a for x, a in dims.items() if x >= 20}
     middle = {x: a for x, a in rates.items() if 0.01 <= x <= 0.07}
     reference = next(p for p in result["points"] if p["panel"] == "gradient clipping norm" and p["x"] == 4)
-    norms = list(reference["median gradient norm (private)"].values())
-    median = sorted(norms)[len(norms) // 2]
+    norms = {int(step): norm for step, norm in reference["median gradient norm (private)"].items()}
+    median = sorted(norms.values())[len(norms) // 2]
+    course = ", ".join(f"{norms[step]:.2g} at step {step:,}" for step in (1, 100, 1000, 10_000) if step in norms)
     nearest = min(clips, key=lambda x: abs(x - median))
     return [
         line("accuracy is fairly stable in the PCA dimension", spread(wide) < 2 * POINT,
              f"{percent(spread(wide))} between the best and the worst of 20 to 200"),
         line("the best PCA dimension is 60", dims[best(dims)] - dims[60] <= NOISE,
              f"best {best(dims):g}: {percent(dims[best(dims)])}; 60: {percent(dims[60])}"),
-        line("no PCA costs about 2 %", POINT <= dims[60] - none <= 3 * POINT, f"costs {percent(dims[60] - none)}"),
+        line("no PCA costs about 2 %", abs(dims[60] - none - 2 * POINT) <= POINT / 2,
+             f"costs {percent(dims[60] - none)}"),
         line("a random projection gives about 92.5 %, less than PCA at every dimension",
              abs(drawn - 0.925) < POINT and drawn < min(wide.values()),
              f"random {percent(drawn)}; lowest PCA (20 to 200) {percent(min(wide.values()))}"),
@@ -83,8 +85,8 @@ def figure4_lines(result: Result) -> list[str]:
              f"{max(clips):g}: {percent(clips[max(clips)])}"),
         line("the median of the gradient norms is a good clipping norm",
              clips[best(clips)] - clips[nearest] <= POINT,
-             f"median about {median:.2g}; at {nearest:g}: {percent(clips[nearest])}, "
-             f"best {percent(clips[best(clips)])}"),
+             f"the median is {course}; best bound {best(clips):g}: {percent(clips[best(clips)])}, "
+             f"the one nearest to the median of the whole run, {nearest:g}: {percent(clips[nearest])}"),
         line("the noise level has a large impact", spread(noise) > POINT,
              f"{percent(spread(noise))}; best {best(noise):g}"),
     ]  # fmt: skip
@@ -113,8 +115,7 @@ def figure2(result: Result) -> list[str]:
     rows += ["| level, clipping, counting | epsilon | epochs | paper | ours (last model) |", "|---|---|---|---|---|"]
     for name, row in result["at the budget"].items():
         paper = percent(row["paper"]) if AS_PUBLISHED in name else "-"
-        ours = f"{percent(row['mean'])} ± {percent(row['std'])}"
-        rows.append(f"| {name} | {row['epsilon']:g} | {row['steps'] / 100:g} | {paper} | {ours} |")
+        rows.append(f"| {name} | {row['epsilon']:g} | {row['steps'] / 100:g} | {paper} | {reached(row)} |")
     gaps = [max(b - a for a, b in zip(h["test"], h["train (private)"], strict=True)) for h in result["histories"]]
     rows += ["", "| the paper says | here | number |", "|---|---|---|"]
     rows.append(line("train and test accuracy differ little", max(gaps) < 2 * POINT, f"at most {percent(max(gaps))}"))
@@ -141,60 +142,130 @@ def baseline(result: Result) -> list[str]:
     """The section on the baseline."""
     rows = ["## Without privacy", "", "![baseline](figures/mnist_baseline.png)", "", "| | accuracy |", "|---|---|"]
     rows.append(f"| paper | {percent(result['paper'])} |")
-    return rows + [
-        f"| {name} | {percent(r['mean'])} ± {percent(r['std'])} |" for name, r in result["last models"].items()
-    ]
+    return rows + [f"| {name} | {reached(r)} |" for name, r in result["last models"].items()]
 
 
-def rows_of(title: str, picture: str) -> Callable[[Result], list[str]]:
-    """A section with a row for every budget."""
+def tuned(title: str, picture: str, remark: str) -> Callable[[Result], list[str]]:
+    """A section with a row for every budget: settings tuned on the other data set."""
 
     def section(result: Result) -> list[str]:
-        rows = [f"## {title}", "", f"![{title}](figures/{picture}.png)", ""]
-        rows += [
-            "| budget | ours (mean of last models) | paper or required | epsilon: moments, Renyi, PLD | setting |",
-            "|---|---|---|---|---|",
-        ]
+        rows = [f"## {title}", "", f"![{title}](figures/{picture}.png)", "", remark, ""]
+        rows += ["| budget | mean of last models | epsilon: moments, Renyi, PLD | noise multiplier, steps | setting |"]
+        rows += ["|---|---|---|---|---|"]
         spent = result.get("epsilon by each accountant", {})
         for name, row in result["rows"].items():
             by = ", ".join(f"{value:.3f}" for value in spent.get(name, {}).values())
-            wanted = percent(row.get("paper", row.get("must reach", 0)))
-            setting = ", ".join(f"{k} {v}" for k, v in row["setting"].items() if k != "epsilon")
-            rows.append(f"| {name} | {percent(row['mean'])} ± {percent(row['std'])} | {wanted} | {by} | {setting} |")
+            noise = f"{row['noise multiplier']:.3f}, {row['steps']}"
+            rows.append(f"| {name} | {reached(row)} | {by} | {noise} | {words(row['setting'])} |")
         return rows
 
     return section
 
 
+def reached(row: Result) -> str:
+    """Mean and standard deviation."""
+    return f"{percent(row['mean'])} ± {100 * row['std']:.2f}"
+
+
+def words(setting: Result) -> str:
+    """A setting, readable."""
+    shown = {k.replace("_", " "): f"{v:.3g}" if isinstance(v, float) else v for k, v in setting.items()}
+    return ", ".join(f"{name} {value}" for name, value in shown.items() if name != "epsilon")
+
+
+def overview(results: dict[str, Result]) -> list[str]:
+    """One line for each number of the paper, and for each aim beyond it."""
+    levels = {0.5: "large", 2.0: "medium", 8.0: "small"}
+    paper, best_rows = (results.get(name, {}).get("rows", {}) for name in ("mnist_paper", "mnist_best"))
+    printed = results.get("fig2_mnist_noise_levels", {}).get("at the budget", {})
+    rows = [
+        "| | epsilon | paper | aim | the paper's settings | settings tuned elsewhere |",
+        "|---|---|---|---|---|---|",
+    ]
+    for epsilon, level in levels.items():
+        aim = {0.5: 0.90, 2.0: 0.95, 8.0: 0.97}[epsilon]
+        ours = [printed.get(f"{level}, per layer, {VALID}"), paper.get(str(epsilon))]
+        rows.append(summary_line("MNIST, the paper's network", epsilon, (aim, aim), ours))
+    for name, r in results.get("mnist_baseline", {}).get("last models", {}).items():
+        aims = (results["mnist_baseline"]["paper"], 0.982)
+        rows.append(summary_line(f"MNIST, the paper's network without privacy, {name}", None, aims, [r, None]))
+    for name, row in best_rows.items():
+        data_set, epsilon = name.split(", ")
+        title = f"{TITLES[data_set]}, best recipe (`hush train {data_set} --model best`)"
+        rows.append(summary_line(title, float(epsilon), (None, row["must reach"]), [None, row]))
+    return rows
+
+
+def summary_line(title: str, epsilon: float | None, aims: tuple[float | None, float], ours: list[Result | None]) -> str:
+    """A row of the overview; what reaches the aim is bold."""
+    aim = round(100 * aims[1], 1)
+    cells = [
+        title,
+        "-" if epsilon is None else f"{epsilon:g}",
+        *("-" if a is None else f"{100 * a:.1f} %" for a in aims),
+    ]
+    for row in ours:
+        mark = "**" if row is not None and round(100 * row["mean"], 2) >= aim else ""
+        cells.append("-" if row is None else f"{mark}{reached(row)}{mark}")
+    return f"| {' | '.join(cells)} |"
+
+
+def times(results: dict[str, Result]) -> list[str]:
+    """How each part was made, and how long that took."""
+    rows = ["| part | command | time | on | repetitions |", "|---|---|---|---|---|"]
+    for name, r in results.items():
+        more = "" if r["repetitions"] == 3 else f" --repetitions {r['repetitions']}"
+        rows.append(f"| {name} | `{r['command']}{more}` | {r['seconds']:g} s | {r['device']} | {r['repetitions']} |")
+    return rows
+
+
+TITLES = {"mnist": "MNIST", "fashion-mnist": "Fashion-MNIST"}
 SECTIONS: dict[str, Callable[[Result], list[str]]] = {
-    "mnist_paper": rows_of("The paper's MNIST network, valid accounting", "mnist_paper"),
-    "mnist_best": rows_of("The best recipe", "mnist_best"),
+    "mnist_paper": tuned(
+        "The paper's MNIST network, settings tuned on Fashion-MNIST",
+        "mnist_paper",
+        "The network is the paper's; clipping is flat. For each budget 120 random settings were tried on "
+        "Fashion-MNIST, the best six again with three other seeds, and the winner was trained on MNIST. Settings tuned "
+        "elsewhere need not carry over: where they do worse on MNIST than the paper's own (see the first table), the "
+        "recipe of `hush train mnist` is the paper's. That one choice did look at MNIST.",
+    ),
+    "mnist_best": tuned(
+        "The best recipe",
+        "mnist_best",
+        "Scattering features (81 channels of 7 x 7), a group norm without parameters, one linear layer started at "
+        "zero, flat clipping at 0.1, momentum 0.9, averaged weights. Settings for MNIST were tuned on Fashion-MNIST, "
+        "and the other way round: a grid of learning rates and lengths, then variations of its best, one seed each.",
+    ),
     "mnist_baseline": baseline,
     "fig1_accountants": figure1,
     "fig2_mnist_noise_levels": figure2,
     "fig3_mnist_eps_delta": figure3,
     "fig4_mnist_parameters": figure4,
 }
+CPU_TIMES = """Figures 2 and 4 train some 90 networks side by side; on two CPU cores that takes hours instead of minutes.
+"""
 FOREWORD = """# Results on MNIST and Fashion-MNIST
 
-Written by `experiments/results_page.py` from `results/*.json`; `make figures` makes them all. Accuracy is the last
-model's test accuracy, mean ± standard deviation over the repetitions; delta is 1e-5 unless said. Runs are seeded: they
-measure accuracy and protect nobody. "Valid" is the library's accounting (privacy loss distributions, joint over
-layers); "as published" repeats how the paper's code counted and is not a guarantee. Settings for MNIST were tuned on
-Fashion-MNIST and those for Fashion-MNIST on MNIST.
+Written by `experiments/results_page.py` from `results/*.json`. Accuracy is the last model's test accuracy, mean ±
+standard deviation over the repetitions, in per cent; delta is 1e-5 unless said. The runs are seeded: they measure
+accuracy and protect nobody. Every epsilon of this first table is valid: the library's accounting, privacy loss
+distributions, joint over layers. "As published", further down, repeats how the paper's code counted and is not a
+guarantee.
+
+"The paper's settings" are those that it prints (clipping each layer at 4, its noise levels and learning rates), trained
+as long as the valid accounting allows; the authors chose them on MNIST and did not charge for it. "Settings tuned
+elsewhere" were chosen on Fashion-MNIST for MNIST and on MNIST for Fashion-MNIST, so that choosing them looked at no
+record of the data they are used for. Bold reaches the aim.
 """
 
 
 def page(results: Path) -> str:
     """The whole page from the results that are there."""
-    parts = [FOREWORD]
-    for name, section in SECTIONS.items():
-        path = results / f"{name}.json"
-        if path.exists():
-            result = json.loads(path.read_text())
-            made = f"`{result['command']}`, {result['seconds']:g} s on {result['device']}, seed {result['seed']}."
-            parts.append("\n".join([*section(result), "", made, ""]))
-    return "\n".join(parts)
+    found = {name: json.loads(path.read_text()) for name in SECTIONS if (path := results / f"{name}.json").exists()}
+    parts = [FOREWORD, *overview(found), "", "## How these were made", "", *times(found), "", CPU_TIMES]
+    for name, result in found.items():
+        parts += ["", *SECTIONS[name](result)]
+    return "\n".join(parts) + "\n"
 
 
 if __name__ == "__main__":
