@@ -78,22 +78,6 @@ def scattering_head(
     return network
 
 
-class ScaleRows(nn.Module):
-    """Every example scaled to the same norm, on its own; an example of zeros stays zero.
-
-    >>> ScaleRows(2.0)(torch.tensor([[3.0, 4.0], [0.0, 0.0]]))
-    tensor([[1.2000, 1.6000],
-            [0.0000, 0.0000]])
-    """
-
-    def __init__(self, norm: float) -> None:
-        super().__init__()
-        self.norm = norm
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.norm * F.normalize(x.flatten(1), dim=1)
-
-
 class WideResNet(nn.Module):
     """A wide residual network (Zagoruyko and Komodakis 2016) with group norm, which private training needs.
 

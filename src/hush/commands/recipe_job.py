@@ -9,13 +9,11 @@ from torch.optim.lr_scheduler import LambdaLR
 from hush import data
 from hush.accounting import Event, Gaussian
 from hush.fitting import HeldOut, Job, Upfront
-from hush.gradients.clip import FlatClip
 from hush.pca import ProjectionLayer, dp_pca
 from hush.recipes import Recipe, recipe
 from hush.streams import Key
 
 TITLES = {"mnist": "MNIST", "fashion-mnist": "Fashion-MNIST"}
-TUNED_ON = {"mnist": "Fashion-MNIST", "fashion-mnist": "MNIST"}
 
 
 def recipe_job(
@@ -44,14 +42,14 @@ def recipe_job(
         lot_size=found.lot_size,
         epochs=found.epochs,
         steps=steps,
-        clip=FlatClip(found.clip),
+        clip=found.clipping(),
         held_out=HeldOut(data=(test, test_y.to(device)), public=True, name=f"the {TITLES[name]} test set"),
         scheduler=LambdaLR(optimizer, found.rate_factor(steps)) if found.fall != 1 else None,
         average=found.averaging,
         upfront=upfront,
         fingerprint_of=(train_x, train_y),
         data_name=f"the {TITLES[name]} training set",
-        settings_from=f"on {TUNED_ON[name]}, without a look at this data",
+        settings_from=found.settings_from,
     )
 
 
