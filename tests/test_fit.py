@@ -284,6 +284,14 @@ def test_checkpoints_hold_no_key_and_load_with_weights_only(tmp_path: Path) -> N
     assert "key" not in str(saved.facts["run"]).lower()
 
 
+def test_a_metric_that_is_not_finite_does_not_end_the_run(tmp_path: Path) -> None:
+    nothing = HeldOut(data=blobs(50), public=True, metric=lambda out, y: torch.full((len(y),), math.nan), label="odd")
+    result = run(held_out=nothing, out=tmp_path / "run")
+    assert result.ended == "finished" and result.measured is None
+    with pytest.raises(ValueError, match="meaning of its own"):
+        HeldOut(data=blobs(50), label="epsilon")
+
+
 def test_tensorboard_is_refused_clearly_or_writes_events(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(ValueError, match="give out=FOLDER"):
         run(tensorboard=True)

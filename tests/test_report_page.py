@@ -30,7 +30,7 @@ def page(tmp_path_factory: pytest.TempPathFactory) -> Path:
         data_name=name,
     )
     assert result.report is not None
-    return result.report
+    return result.report.html
 
 
 def browse(page: Path, width: int, *arguments: str) -> str:

@@ -47,7 +47,13 @@ def job(crash_at: int | None = None, **changes: Any) -> Job:
 
 
 def conduct(folder: Path, **changes: Any) -> Conduct:
-    settings: dict[str, Any] = {"budget": BUDGET, "out": folder, "progress": False, "reserve": 40}
+    settings: dict[str, Any] = {
+        "budget": BUDGET,
+        "out": folder,
+        "progress": False,
+        "reserve": 40,
+        "checkpoint_every": 10,
+    }
     return Conduct(**settings | changes)
 
 
@@ -166,6 +172,23 @@ def test_an_upfront_access_is_never_done_twice_for_one_price(tmp_path: Path) -> 
         train(with_look(False, crash_at=2), conduct(tmp_path / "other"))
     result = train(with_look(False), conduct(tmp_path / "other", resume=True))
     assert len(calls) == 2 and result.ended == "finished"
+
+
+def test_ctrl_c_loses_nothing_but_the_open_lot(tmp_path: Path) -> None:
+    calls = iter(range(1000))
+
+    def losses(out: Tensor, y: Tensor) -> Tensor:
+        if next(calls) == 30:
+            raise KeyboardInterrupt
+        return F.cross_entropy(out, y, reduction="none")
+
+    with pytest.raises(KeyboardInterrupt):
+        train(job(loss=losses), conduct(tmp_path / "run", reserve=0, checkpoint_every=1000))
+    saved = checkpoints.load(tmp_path / "run" / "checkpoint")
+    done = saved.facts["run"]["step"]
+    assert 0 < done < 31 and saved.facts["run"]["charged"] == done
+    result = train(job(loss=losses), conduct(tmp_path / "run", reserve=0, resume=True))
+    assert result.ended == "finished" and result.steps == 50
 
 
 def _child(folder: Path, released: Path) -> None:

@@ -85,7 +85,10 @@ def train(
         with warnings.catch_warnings():
             warnings.simplefilter("always", fitting.PrivacyWarning)
             warnings.showwarning = _say_warning  # type: ignore[assignment]
-            result = fitting.train(job, conduct)
+            try:
+                result = fitting.train(job, conduct)
+            except KeyboardInterrupt:
+                raise ValueError("stopped" + ("" if out is None else "; go on with --resume")) from None
     _print(result, as_json)
 
 
@@ -122,7 +125,7 @@ def _print(result: "Result", as_json: bool) -> None:
             print(f"{held_out['label']} {result.measured:.4f} on {held_out['name']}, {result.seconds:.0f} s\n")
         print(statement)
         if result.report is not None:
-            print(f"\nreport: {result.report}")
+            print(f"\nreport: {result.report.html}")
         return
     label = (statement.facts["held_out"] or {}).get("label")
     summary = {
@@ -137,7 +140,7 @@ def _print(result: "Result", as_json: bool) -> None:
         "steps": result.steps,
         "ended": result.ended,
         "seconds": result.seconds,
-        "report": None if result.report is None else str(result.report),
+        "report": None if result.report is None else str(result.report.html),
     }
     print(json.dumps(summary))
 

@@ -48,6 +48,9 @@ class HeldOut:
         if self.choose not in ("last", "best"):
             raise ValueError(f"choose must be 'last' or 'best', got {self.choose!r}")
 
+        if self.label in ("step", "epoch", "epsilon", "learning_rate") or self.label.startswith("unsafe"):
+            raise ValueError(f"the label {self.label!r} has a meaning of its own in a history; choose another")
+
     @property
     def decides(self) -> bool:
         """Whether something about the released model depends on these records."""

@@ -1,5 +1,6 @@
 """What is true about a run, as plain values: a checkpoint keeps them, and the report is written from them alone."""
 
+import math
 import platform
 import time
 from importlib.metadata import PackageNotFoundError, version
@@ -23,8 +24,8 @@ def facts_of(run: "Run") -> dict[str, Any]:
         "upfront": {"name": None if job.upfront is None else job.upfront.name, "state": run.upfront},
         "data": {"name": job.data_name, "examples": run.loader.examples},
         "held_out": None if job.held_out is None else job.held_out.to_dict(),
-        "history": run.history,
-        "chosen": run.judge.chosen_entry(run.history),
+        "history": finite(run.history),
+        "chosen": finite(run.judge.chosen_entry(run.history)),
         "since_best": run.judge.since_best,
         "ended": run.ended,
         "seconds": run.earlier_seconds + time.monotonic() - run.began,
@@ -42,6 +43,19 @@ def facts_of(run: "Run") -> dict[str, Any]:
         "device": _device_name(run.device),
         "versions": versions(),
     }
+
+
+def finite(value: Any) -> Any:
+    """The same plain values with None for numbers that are not finite, which JSON does not know.
+
+    >>> finite([{"loss": float("nan"), "step": 1}])
+    [{'loss': None, 'step': 1}]
+    """
+    if isinstance(value, dict):
+        return {key: finite(item) for key, item in value.items()}
+    if isinstance(value, list):
+        return [finite(item) for item in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
 def versions() -> dict[str, str]:

@@ -1,13 +1,12 @@
 """One run from its beginning to its end: account, upfront access, lots, evaluation, checkpoints, report."""
 
+import math
 import time
 import warnings
-from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 from torch.optim.lr_scheduler import ReduceLROnPlateau
 
@@ -16,9 +15,9 @@ from hush.checkpoints import Checkpoint
 from hush.fitting import saving
 from hush.fitting.account import open_charged, resume_charged
 from hush.fitting.batch_size import LotRunner, first_size
+from hush.fitting.before import check_model, device_of, ledger_data, reproducible
 from hush.fitting.choosing import Judge
 from hush.fitting.diagnostics import unsafe_diagnostics
-from hush.fitting.evaluation import on_device
 from hush.fitting.facts import facts_of
 from hush.fitting.jobs import Conduct, Job
 from hush.fitting.planning import PrivacyWarning, check_delta, make_plan, planned_steps
@@ -28,18 +27,18 @@ from hush.fitting.schedules import check_scheduler
 from hush.fitting.scribe import Scribe, open_scribe, require_tensorboard
 from hush.ledger import BudgetExhausted, Ledger
 from hush.loading import Loader
-from hush.lots import Lot
 from hush.plan import Plan, clip_from_dict
 from hush.private import Private
 from hush.report import statement_of, write_report
-from hush.selfcheck import check
+
+_SECONDS_BETWEEN = 20.0  # a checkpoint costs tens of milliseconds; a crash loses at most an epoch or so many seconds
 
 
 def train(job: Job, conduct: Conduct) -> Result:
     """Run the job under the conduct; `fit` and `hush train` end here."""
     folder = None if conduct.out is None else Path(conduct.out)
     saved = saving.find_saved(folder, resume=conduct.resume)
-    device = _device(job, conduct)
+    device = device_of(job, conduct)
     loader = Loader(job.train_set, collate=job.collate, workers=job.workers)
     if saved is None:
         plan = make_plan(job, conduct, loader.examples)
@@ -49,7 +48,7 @@ def train(job: Job, conduct: Conduct) -> Result:
     if conduct.tensorboard:
         require_tensorboard(folder)
     job.model.to(device)
-    with _reproducible(conduct.seed, device):
+    with reproducible(conduct.seed, device):
         run = Run(job, conduct, plan, loader, device)
         try:
             run.begin(folder, saved)
@@ -73,6 +72,7 @@ class Run:
         self.resumed = 0
         self.earlier_seconds, self.began = 0.0, time.monotonic()
         self.batch_size = job.batch_size or first_size(plan.lots, device)
+        self.saved_at = -math.inf
         self.private: Private | None = None
         self.book: Ledger | None = None
 
@@ -81,33 +81,17 @@ class Run:
     def begin(self, folder: Path | None, saved: Checkpoint | None) -> None:
         """Check the model, take the account, do the upfront access; or stand where the saved run stood."""
         self.folder = folder
-        data = self._what_the_ledger_knows()
+        data = ledger_data(self.job, self.conduct, self.loader)
         if saved is not None:
             self._resume(saved, data)
             return
         self._warn(check_delta(self.conduct.budget.delta, self.loader.examples))
-        self._check_model()
+        check_model(self.job, self.plan, self.loader, self.device)
         self.charged = open_charged(self.plan, self.conduct, folder, data)
         self.book = self.charged.book
         self._do_upfront()
         self.private = self._make_private()
         self._save()
-
-    def _what_the_ledger_knows(self) -> Any:
-        """Data to take the fingerprint of. A dataset that is read item by item is read whole only for a real ledger."""
-        job = self.job
-        if job.fingerprint_of is not None or self.conduct.ledger is not None or self.loader.in_memory:
-            return job.train_set if job.fingerprint_of is None else job.fingerprint_of
-        return None
-
-    def _check_model(self) -> None:
-        """Refuse what cannot be trained while nothing is charged yet: inputs are synthetic, only shaped like these."""
-        Private(self.job.model, self.plan, seed=0, public_buffers=self.job.public_buffers)
-        few = Lot(0, np.arange(min(8, self.loader.examples)))
-        for batch in self.loader.batches(few, 8):
-            parts = on_device(batch, self.device)
-            parts = parts if isinstance(parts, tuple | list) else (parts,)
-            check(self.job.model, self.losses_of, *parts, public_buffers=self.job.public_buffers)
 
     def _do_upfront(self) -> None:
         if self.job.upfront is None:
@@ -175,15 +159,22 @@ class Run:
                     "lost stay spent, and its account holds no more. A reserve in the plan keeps some for that"
                 )
                 self._measure(progress, scribe, last=True)
+            except KeyboardInterrupt:
+                with suppress(RuntimeError):  # there may be no open lot
+                    self._private.abandon()
+                self._save()  # nothing but the open lot is lost
+                raise
 
     def _lots(self, progress: Progress, scribe: Scribe) -> None:
         private, per_epoch = self._private, self.plan.lots.steps_per_epoch
-        fixed = self.device.type == "cuda" or self.loader.in_memory
+        steady = self.plan.clip.at(0) == self.plan.clip.at(self.plan.steps - 1)  # a captured graph has one bound
+        fixed = steady if self.device.type == "cuda" else self.loader.in_memory
         padded = fixed if self.conduct.padded is None else self.conduct.padded
         runner = LotRunner(
             private, self.loader, self.losses_of, size=self.batch_size, device=self.device, padded=padded
         )
-        every = self.conduct.checkpoint_every or per_epoch
+        assert private.account is not None
+        self._units_before, self._steps_before = private.account.reserved, private.steps_done
         if not self.history:
             self._measure(progress, scribe)
         for lot in private.lots():
@@ -194,13 +185,19 @@ class Run:
             self._after_step(step)
             if step % per_epoch == 0 or step == self.plan.steps:
                 self._measure(progress, scribe, last=step == self.plan.steps)
-            if step % every == 0 and step < self.plan.steps:
+            if step < self.plan.steps and self._save_is_due(step):
                 self._save()
             progress.reach(step)
             if self.judge.impatient:
                 self.ended = "held-out"
                 return
         self.ended = "finished" if self.plan.steps >= planned_steps(self.job, self.plan.lots) else "budget"
+
+    def _save_is_due(self, step: int) -> bool:
+        """Every so many steps; by default at the ends of epochs, unless the last checkpoint is only seconds old."""
+        if self.conduct.checkpoint_every is not None:
+            return step % self.conduct.checkpoint_every == 0
+        return step % self.plan.lots.steps_per_epoch == 0 and time.monotonic() - self.saved_at > _SECONDS_BETWEEN
 
     def _after_step(self, step: int) -> None:
         if self.judge.average is not None:
@@ -236,8 +233,8 @@ class Run:
     def _spent(self, *, more_steps: int = 0) -> float:
         """Epsilon charged so far, by the accountant of the run, or after so many steps more."""
         per_unit, most = self.plan.lots.steps_per_unit, self.plan.steps + self.plan.reserve
-        done = self._private.state_dict()["charged"] * per_unit
-        event = self.plan.event_after(min(done + more_steps, most))
+        units = -(-(self._private.steps_done - self._steps_before + more_steps) // per_unit)
+        event = self.plan.event_after(min((self._units_before + units) * per_unit, most))
         return accounting.epsilon(event, delta=self.conduct.budget.delta, accountant=self.conduct.accountant).upper
 
     # The end -------------------------------------------------------------------------------------------------------
@@ -255,7 +252,7 @@ class Run:
         report = None
         if self.folder is not None:
             saving.write_model(self.folder, self.job.model)
-            report = write_report(self.folder, statement).html
+            report = write_report(self.folder, statement)
         return Result(
             model=self.job.model,
             statement=statement,
@@ -286,25 +283,9 @@ class Run:
             state["random"] = saving.random_state(self.device)
         seen = None if self.book is None else self.book.head()
         checkpoints.save(self.folder / saving.CHECKPOINT, Checkpoint(state=state, facts=facts, seen=seen))
+        self.saved_at = time.monotonic()
 
     def _warn(self, message: str | None) -> None:
         if message is not None:
             self.notes.append(message)
             warnings.warn(message, PrivacyWarning, stacklevel=4)
-
-
-def _device(job: Job, conduct: Conduct) -> torch.device:
-    if conduct.device is not None:
-        return torch.device(conduct.device)
-    return next((p.device for p in job.model.parameters()), torch.device("cpu"))
-
-
-@contextmanager
-def _reproducible(seed: int | None, device: torch.device) -> Iterator[None]:
-    """Seeded runs seed torch's own generators too, and put them back afterwards."""
-    if seed is None:
-        yield
-        return
-    with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
-        torch.manual_seed(seed)
-        yield

@@ -2,13 +2,12 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 from torch import nn
 
 from hush.accounting import Bounds
-from hush.report.statement import Statement
+from hush.report import Report, Statement
 
 
 @dataclass(frozen=True)
@@ -18,7 +17,8 @@ class Result:
     `model` is the one that was given, now holding what was trained (the averaged or the best parameters, where those
     were asked for). `history` has one entry for each measured epoch. `ended` says why the run ended: "finished",
     "budget" (fewer epochs than wanted, because one step more would exceed the budget), "account" (a resumed run whose
-    lost steps could not be done again), or "held-out" (early stopping). `report` is the HTML page, None without `out`.
+    lost steps could not be done again), or "held-out" (early stopping). `report` has the paths of
+    its three forms (html, json, text); None without `out`.
     """
 
     model: nn.Module
@@ -27,7 +27,7 @@ class Result:
     ended: str
     steps: int
     seconds: float
-    report: Path | None
+    report: Report | None
 
     @property
     def epsilon(self) -> Bounds:

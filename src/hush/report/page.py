@@ -113,7 +113,7 @@ def _charts(statement: "Statement") -> list[str]:
     held_out = facts["held_out"]
     if held_out is not None:
         label = held_out["label"]
-        points = [(entry["epoch"], entry[label]) for entry in history if label in entry]
+        points = [(entry["epoch"], entry[label]) for entry in history if entry.get(label) is not None]
         as_share = label == "accuracy"
         if points:
             charts.append(

@@ -47,7 +47,8 @@ class Statement:
     def measured(self) -> float | None:
         """The held-out metric of the model that was given back."""
         held_out, chosen = self.facts["held_out"], self.facts["chosen"]
-        return None if held_out is None or chosen is None else float(chosen[held_out["label"]])
+        value = None if held_out is None or chosen is None else chosen[held_out["label"]]
+        return None if value is None else float(value)
 
     @property
     def steps(self) -> int:

@@ -1,0 +1,51 @@
+"""Before anything is charged: the device, the randomness, and whether the model can be trained privately at all."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import numpy as np
+import torch
+
+from hush.fitting.evaluation import on_device
+from hush.fitting.jobs import Conduct, Job
+from hush.loading import Loader
+from hush.lots import Lot
+from hush.plan import Plan
+from hush.private import Private
+from hush.selfcheck import check
+
+
+def device_of(job: Job, conduct: Conduct) -> torch.device:
+    """The device that was asked for, else the one that the model is on."""
+    if conduct.device is not None:
+        return torch.device(conduct.device)
+    return next((p.device for p in job.model.parameters()), torch.device("cpu"))
+
+
+@contextmanager
+def reproducible(seed: int | None, device: torch.device) -> Iterator[None]:
+    """Seeded runs seed torch's own generators too, and put them back afterwards."""
+    if seed is None:
+        yield
+        return
+    with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
+        torch.manual_seed(seed)
+        yield
+
+
+def check_model(job: Job, plan: Plan, loader: Loader, device: torch.device) -> None:
+    """Refuse what cannot be trained while nothing is charged yet: inputs are synthetic, only shaped like these."""
+    Private(job.model, plan, seed=0, public_buffers=job.public_buffers).detach()
+    few = Lot(0, np.arange(min(8, loader.examples)))
+    for batch in loader.batches(few, 8):
+        parts = on_device(batch, device)
+        parts = parts if isinstance(parts, tuple | list) else (parts,)
+        check(job.model, job.losses_of(), *parts, public_buffers=job.public_buffers)
+
+
+def ledger_data(job: Job, conduct: Conduct, loader: Loader) -> Any:
+    """What a ledger takes the fingerprint of; a dataset that is read item by item is read whole only for a real one."""
+    if job.fingerprint_of is not None:
+        return job.fingerprint_of
+    return job.train_set if conduct.ledger is not None or loader.in_memory else None
