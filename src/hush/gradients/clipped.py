@@ -1,9 +1,11 @@
 """losses -> BoundedSum: the clipped sum of per-example gradients from one backward pass without parameter gradients."""
 
 import warnings
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
+from functools import partial
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -12,9 +14,9 @@ from hush.gradients.bounded import BoundedSum, Group
 from hush.gradients.clip import Clip
 from hush.gradients.combine import leaves_below, pulled_back, reshaped, together
 from hush.gradients.graph import Graph, read
-from hush.gradients.plan import GENERIC, Edge, Plan, plan_for
+from hush.gradients.plan import GENERIC, Edge, Plan, PlannedSite, plan_for
 from hush.gradients.precision import slack, upper_squared_norms
-from hush.gradients.site import Contribution, Site, Stored, Weights
+from hush.gradients.site import BLOCK, Contribution, Site, Stored, Weights, blocked_additions
 
 
 def clipped_sum(
@@ -60,9 +62,10 @@ def clipped_sum(
                 below = clip.below(squared, group.bound)
                 if below is not None:
                     count = _count(below if mask is None else below * mask)
-            terms = max([part.terms for part, _ in parts], default=1)
+            together = max(rows or 0, batch)
+            additions = max([part.additions(together) for part, _ in parts], default=blocked_additions(together, BLOCK))
             dtype = torch.float64 if parts and squared.dtype == torch.float64 else torch.float32
-            extra = slack(max(rows or 0, batch), terms, dtype)
+            extra = slack(additions, dtype)
             bounded.append(Group(group.names, group.bound * (1 + extra)))
         ordered = {name: tensors[name] if name in tensors else _zeros(params[name]) for name in params}
         if count is None and batch == 0:
@@ -163,31 +166,55 @@ def _settle(graph: Graph, plan: Plan, losses: Tensor) -> Plan:
 
 
 def _sites(graph: Graph, plan: Plan, losses: Tensor, retain: bool) -> list[dict[int, Contribution] | None]:
-    """Reads what the rules need, runs the one backward pass, and asks the rules."""
+    """Reads what the rules need, runs the one backward pass, and asks each rule as soon as its gradient is there.
+
+    A rule that stores small products lets go of activations and gradients while the pass is still on its way down. On
+    a GPU the pass runs in a thread of its own, away from the caller's settings, and rules are asked after it.
+    """
+    hooked = losses.device.type == "cpu"
     saved = [{name: graph.saved(site.node, name) for name in site.rule.saved} for site in plan.sites]
-    places = [(place, output) for place, site in enumerate(plan.sites) for output in _outputs(site.layouts)]
-    edges = [graph.edge(plan.sites[place].node, output) for place, output in places]
-    # The generic rule runs a node's backward again.
-    answers = torch.autograd.grad(losses, edges, torch.ones_like(losses), retain_graph=retain, allow_unused=True)
-    gradients = dict(zip(places, answers, strict=True))
-    found = []
-    for place, planned in enumerate(plan.sites):
-        wanted = tuple(inlet.input for inlet in planned.inlets)
-        edges_in = graph.inputs[planned.node]
-        site = Site(
-            name=graph.names[planned.node],
-            saved=saved[place],
-            grads=tuple(gradients.get((place, output)) for output in range(len(planned.layouts))),
-            layouts=planned.layouts,
-            wanted=wanted,
-            shapes=tuple(
-                graph.shape(*edge) if edge is not None and index in wanted else None
-                for index, edge in enumerate(edges_in)
-            ),
-            node=graph.nodes[planned.node],
-        )
-        found.append(planned.rule.contributions(site))
+    found: list[dict[int, Contribution] | None] = [None] * len(plan.sites)
+
+    def ask(place: int, grads: Sequence[Tensor | None]) -> None:
+        site = _site(graph, plan.sites[place], saved[place], grads)
+        saved[place] = {}
+        found[place] = plan.sites[place].rule.contributions(site)
+
+    ends: list[tuple[int, int]] = []
+    hooks = []
+    for place, site in enumerate(plan.sites):
+        if site.passed and hooked:
+            hooks.append(graph.nodes[site.node].register_prehook(partial(ask, place)))
+        else:
+            ends += [(place, output) for output in _outputs(site.layouts)]
+    edges = [graph.edge(plan.sites[place].node, output) for place, output in ends]
+    try:
+        # The generic rule runs a node's backward again.
+        answers = torch.autograd.grad(losses, edges, torch.ones_like(losses), retain_graph=retain, allow_unused=True)
+    finally:
+        for hook in hooks:
+            hook.remove()
+    gradients = dict(zip(ends, answers, strict=True))
+    del answers
+    for place in dict.fromkeys(place for place, _ in ends):
+        ask(place, [gradients.pop((place, output), None) for output in range(len(plan.sites[place].layouts))])
     return found
+
+
+def _site(graph: Graph, planned: PlannedSite, saved: Mapping[str, Any], grads: Sequence[Tensor | None]) -> Site:
+    wanted = tuple(inlet.input for inlet in planned.inlets)
+    return Site(
+        name=graph.names[planned.node],
+        saved=saved,
+        grads=tuple(grad if layout is not None else None for grad, layout in zip(grads, planned.layouts, strict=False)),
+        layouts=planned.layouts,
+        wanted=wanted,
+        shapes=tuple(
+            graph.shape(*edge) if edge is not None and index in wanted else None
+            for index, edge in enumerate(graph.inputs[planned.node])
+        ),
+        node=graph.nodes[planned.node],
+    )
 
 
 def _outputs(layouts: tuple[object, ...]) -> list[int]:

@@ -14,7 +14,7 @@ from hush.gradients.graph import Graph, back
 from hush.gradients.linear import Products
 from hush.gradients.plan import Edge, Inlet, moves
 from hush.gradients.precision import add
-from hush.gradients.site import Contribution, Stored, Weights, wide
+from hush.gradients.site import RHO, Contribution, Stored, Weights, wide
 
 _MATRIX_TRANSPOSES = frozenset({"TBackward0", "TransposeBackward0"})
 
@@ -33,6 +33,17 @@ class Reshaped(Contribution):
     @property
     def convolves(self) -> bool:
         return self.inside.convolves
+
+    @property
+    def rounded(self) -> float:
+        return self.inside.rounded
+
+    @property
+    def apart(self) -> bool:
+        return self.inside.apart
+
+    def additions(self, batch: int) -> float:
+        return self.inside.additions(batch)
 
     def chain(self, shape: tuple[int, ...]) -> int:
         return self.inside.chain(shape)
@@ -65,6 +76,18 @@ class Several(Contribution):
     @property
     def convolves(self) -> bool:
         return any(part.convolves for part in self.parts)
+
+    @property
+    def rounded(self) -> float:
+        return max(part.rounded for part in self.parts)
+
+    @property
+    def apart(self) -> bool:
+        return all(part.apart for part in self.parts)
+
+    def additions(self, batch: int) -> float:
+        # Parts that are not apart may cancel each other, whatever each of them does by itself.
+        return sum(part.additions(batch) for part in self.parts) * (1 if not self.products else RHO)
 
     def chain(self, shape: tuple[int, ...]) -> int:
         return 2 * sum(part.chain(shape) for part in self.parts)

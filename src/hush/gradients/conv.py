@@ -19,10 +19,23 @@ from hush.gradients.conv_kernels import (
     kernel_norms,
     squared_norms,
 )
-from hush.gradients.site import Contribution, Layout, Rule, Site, Stored, Weights, wide
+from hush.gradients.cuda_products import FusedProducts, on_matrix_units
+from hush.gradients.site import (
+    BLOCK,
+    Contribution,
+    Layout,
+    Rule,
+    Site,
+    Stored,
+    Weights,
+    blocked_additions,
+    blocked_sum,
+    wide,
+)
 
 # What one element costs in a pass over memory, in multiplications of a matrix product. Measured: benchmarks/NOTES.md.
 _PASS_COST = {"cpu": 13, "other": 60}
+_FEW_CHANNELS = 16
 
 
 @dataclass(frozen=True)
@@ -68,11 +81,64 @@ class KeptKernels(Contribution):
         values = weights.clean(self.values)
         factors = weights.factors.to(values.dtype)
         if not values.is_contiguous():
-            return (factors @ values.transpose(2, 3).reshape(len(factors), -1)).view(self.shape)
-        return (factors @ values.flatten(1)).view(values.shape[1:]).transpose(1, 2).reshape(self.shape)
+            return blocked_sum(factors, values.transpose(2, 3).reshape(len(factors), -1)).view(self.shape)
+        return blocked_sum(factors, values.flatten(1)).view(values.shape[1:]).transpose(1, 2).reshape(self.shape)
+
+    def additions(self, batch: int) -> float:
+        return blocked_additions(batch, BLOCK)
 
     def per_example(self) -> Tensor:
         return self.values.transpose(2, 3).reshape(-1, *self.shape)
+
+
+@dataclass(frozen=True)
+class FusedKernels(Contribution):
+    """Kernel gradients by the kernels of a GPU, in the shape of the convolution's weight."""
+
+    inside: FusedProducts
+    shape: tuple[int, ...]
+
+    @property
+    def apart(self) -> bool:
+        return True
+
+    def chain(self, shape: tuple[int, ...]) -> int:
+        return self.inside.chain(shape)
+
+    def additions(self, batch: int) -> float:
+        return self.inside.additions(batch)
+
+    def squared_norms(self) -> Tensor:
+        return self.inside.squared_norms()
+
+    def weighted_sum(self, weights: Weights) -> Tensor:
+        return self.inside.weighted_sum(weights).transpose(1, 2).reshape(self.shape)
+
+    def per_example(self) -> Tensor:
+        return self.inside.per_example().transpose(2, 3).reshape(-1, *self.shape)
+
+
+def fused_kernels(convolution: Convolution) -> FusedKernels | None:
+    """For plain convolutions in half precision with enough channels, along one or two axes."""
+    from hush.kernels.products import Window
+
+    pixels, gradient, geometry = convolution.pixels, convolution.gradient, convolution.geometry
+    layout, axes = convolution.layout, geometry.axes
+    if layout.outer * layout.inner > 1 or layout.order is not None or axes > 2 or geometry.groups > 1:
+        return None
+    if pixels.shape[1] < _FEW_CHANNELS:
+        return None
+    if axes == 1:
+        pixels, gradient = pixels[:, :, None], gradient[:, :, None]
+
+    def pair(values: tuple[int, ...], filler: int) -> tuple[int, int]:
+        return (values[0], values[1]) if axes == 2 else (filler, values[0])
+
+    window = Window(
+        pair(geometry.kernel, 1), pair(geometry.stride, 1), pair(geometry.padding, 0), pair(geometry.dilation, 1)
+    )
+    products = FusedProducts(pixels.permute(0, 2, 3, 1), gradient.permute(0, 2, 3, 1), window)
+    return FusedKernels(products, geometry.weight_shape)
 
 
 @dataclass(frozen=True)
@@ -121,6 +187,9 @@ def scaled_kernel_gradient(convolution: Convolution, weights: Weights) -> Tensor
 def kernel_contribution(convolution: Convolution) -> Contribution:
     """The cheaper way for these shapes, the sum over examples included."""
     pixels, gradient, geometry = convolution.pixels, convolution.gradient, convolution.geometry
+    fused = fused_kernels(convolution) if on_matrix_units(pixels, gradient) else None
+    if fused is not None:
+        return fused
     size = math.prod(geometry.weight_shape)
     keep = convolution.layout.batch * size <= pixels.numel() + gradient.numel()
     if ghost_is_cheaper(convolution, keep):
@@ -165,7 +234,7 @@ def contributions(site: Site) -> dict[int, Contribution] | None:
         found[1] = kernel_contribution(_convolution(site))
     if 2 in site.wanted:
         bias = site.layout.split(site.grad).transpose(1, 2).flatten(2)
-        found[2] = Stored(wide(bias).sum(-1))
+        found[2] = Stored(bias.sum(-1, dtype=wide(bias[:0]).dtype))
     return found
 
 

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from hush.gradients.conv_geometry import Geometry
-from hush.gradients.site import wide
+from hush.gradients.site import product, wide
 
 # Elements of the windows that are alive at a time. Measured, see benchmarks/NOTES.md.
 _CHUNK = {"cpu": 1 << 20, "other": 1 << 26}
@@ -81,11 +81,13 @@ def _window_gradients(pixels: Tensor, gradient: Tensor, geometry: Geometry) -> I
     positions = rows * math.prod(outputs)
     limit = _CHUNK.get(pixels.device.type, _CHUNK["other"])
     size = max(1, limit // (channels * taps * positions))
+    if not (pixels.is_cuda and pixels.dtype == gradient.dtype):  # a GPU multiplies half precision as it is
+        pixels, gradient = wide(pixels), wide(gradient)
     for start in range(0, batch, size):
-        windows = _windows(geometry.padded(wide(pixels[start : start + size]), outputs), geometry, outputs)
+        windows = _windows(geometry.padded(pixels[start : start + size], outputs), geometry, outputs)
         windows = windows.reshape(-1, channels // groups * taps, positions)
-        part = wide(gradient[start : start + size]).unflatten(2, (groups, -1)).movedim(1, 3).flatten(3)
-        yield torch.bmm(windows, part.flatten(0, 1).transpose(1, 2)).unflatten(0, (-1, groups))
+        part = gradient[start : start + size].unflatten(2, (groups, -1)).movedim(1, 3).flatten(3)
+        yield product(windows, part.flatten(0, 1).transpose(1, 2)).unflatten(0, (-1, groups))
 
 
 def squared_norms(values: Tensor) -> Tensor:

@@ -6,13 +6,29 @@ from functools import cached_property
 import torch
 from torch import Tensor
 
-from hush.gradients.site import Contribution, Layout, Rule, Site, Stored, Weights, wide
+from hush.gradients.cuda_products import FusedProducts, fused_rows, on_matrix_units
+from hush.gradients.site import (
+    BLOCK,
+    Contribution,
+    Layout,
+    Rule,
+    Site,
+    Stored,
+    Weights,
+    add_blocks,
+    blocked_additions,
+    in_blocks,
+    product,
+    wide,
+)
 
 TINY = 1e-28
 """Added to squared norms before they are multiplied: an underflow in one cannot hide that the other is large."""
 
 _KEEP_BYTES = 1 << 28
 """Per-example products of one layer are kept up to this size; larger ones are only taken for their norms."""
+_ONE_CHAIN = 640
+"""Examples of one row that are added up by one product; more than that in blocks, which take another pass."""
 
 
 @dataclass(frozen=True)
@@ -30,7 +46,49 @@ class Products(Contribution):
 
     @property
     def terms(self) -> int:
+        if self._fused is not None:
+            return self._fused.terms
         return 1 if self._kept is not None else self._length
+
+    @property
+    def rounded(self) -> float:
+        return torch.finfo(self.gradients.dtype).eps / 2 if self._length == 1 and self._half else 0.0
+
+    @property
+    def apart(self) -> bool:
+        return self._fused is not None or self.terms == 1
+
+    def chain(self, shape: tuple[int, ...]) -> int:
+        return super().chain(shape) if self._fused is None else self._fused.chain(shape)
+
+    def additions(self, batch: int) -> float:
+        if self._fused is not None:
+            return self._fused.additions(batch)
+        if self._length == 1:
+            return blocked_additions(batch, BLOCK if self._half else _ONE_CHAIN)
+        return super().additions(batch) if self._kept is None else blocked_additions(batch, BLOCK)
+
+    @property
+    def _in_blocks(self) -> bool:
+        """Whether the examples, of one row each, are added up in blocks: the bound on rounding grows with chains."""
+        return self._length == 1 and (self._half or self.layout.batch > _ONE_CHAIN)
+
+    @property
+    def _half(self) -> bool:
+        return on_matrix_units(self.inputs, self.gradients)
+
+    @cached_property
+    def _fused(self) -> FusedProducts | None:
+        """The kernels of a GPU, for matrices so large that their products are not kept."""
+        if self._length == 1 or not self._half or self._small:
+            return None
+        return fused_rows(self.layout.split(self.inputs, 0), self.layout.split(self.gradients, 0))
+
+    @property
+    def _small(self) -> bool:
+        """Whether the products of all examples are smaller than what they are products of."""
+        i, j = self.inputs.shape[1], self.gradients.shape[1]
+        return i * j <= self._length * (i + j) and 4 * self.layout.batch * i * j <= _KEEP_BYTES
 
     @property
     def _length(self) -> int:
@@ -51,10 +109,10 @@ class Products(Contribution):
     def _kept(self) -> Tensor | None:
         """[batch, j, i]: the products themselves, where that is cheaper than the inner products of rows."""
         size = 4 * self.layout.batch * self.inputs.shape[1] * self.gradients.shape[1]
-        if self._length == 1 or self._by_rows or size > _KEEP_BYTES:
+        if self._length == 1 or self._by_rows or size > _KEEP_BYTES or self._fused is not None:
             return None
-        inputs, gradients = self.split
-        return torch.bmm(gradients.transpose(1, 2), inputs)
+        inputs, gradients = self.layout.split(self.inputs, 0), self.layout.split(self.gradients, 0)
+        return product(gradients.transpose(1, 2), inputs)
 
     @property
     def _by_rows(self) -> bool:
@@ -71,6 +129,8 @@ class Products(Contribution):
         if self._length == 1:
             of_inputs = squared(self.layout.split(self.inputs, 0)[:, 0])
             return (of_inputs + TINY) * (self.squared_gradients + TINY)
+        if self._fused is not None:
+            return self._fused.squared_norms()
         if self._kept is not None:
             return Stored(self._kept).squared_norms()
         if self._by_rows:
@@ -86,6 +146,8 @@ class Products(Contribution):
     def squared_mass(self) -> Tensor:
         if self._length == 1 or self._kept is not None:
             return self.squared_norms()
+        if self._fused is not None:
+            return self._fused.squared_mass()
         if self._by_rows:
             of_inputs, of_gradients = (gram.diagonal(dim1=1, dim2=2) + TINY for gram in self._grams)
         else:
@@ -93,8 +155,15 @@ class Products(Contribution):
         return (of_inputs * of_gradients).sqrt().sum(-1).square()
 
     def weighted_sum(self, weights: Weights) -> Tensor:
-        if self._length > 1 and self._kept is not None:
+        if self._fused is not None:
+            total = self._fused.weighted_sum(weights)[:, 0]
+        elif self._length > 1 and self._kept is not None:
             total = Stored(self._kept).weighted_sum(weights)
+        elif self._in_blocks:
+            inputs = weights.clean_rows(self.inputs, self.layout, 0)
+            gradients = weights.clean_rows(self.gradients, self.layout, 0)
+            scaled = wide(gradients) * self.layout.per_row(weights.factors)[:, None]
+            total = add_blocks(in_blocks(scaled.to(gradients.dtype), inputs))
         else:
             inputs = wide(weights.clean_rows(self.inputs, self.layout, 0))
             gradients = wide(weights.clean_rows(self.gradients, self.layout, 0))
@@ -143,8 +212,8 @@ def _addmm(site: Site) -> dict[int, Contribution] | None:
     shape = site.shapes[0]
     if shape is None or len(shape) > 2 or site.layout.dim != 0 or (len(shape) == 2 and shape[0] != 1):
         return None
-    bias = wide(site.layout.split(site.grad))
-    bias = bias[:, 0] if bias.shape[1] == 1 else bias.sum(1)
+    bias = site.layout.split(site.grad)
+    bias = wide(bias[:, 0]) if bias.shape[1] == 1 else bias.sum(1, dtype=wide(bias[:0]).dtype)
     if shape[-1] == 1 != bias.shape[-1]:
         bias = bias.sum(-1, keepdim=True)
     weight, beta = found.get(2), site.saved["beta"]

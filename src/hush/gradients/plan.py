@@ -7,7 +7,7 @@ the gradient of a weight, or of something made of weights alone). A *site* is a 
 import warnings
 from collections import OrderedDict
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import prod
 
 import torch
@@ -46,6 +46,8 @@ class PlannedSite:
     rule: Rule
     layouts: tuple[Layout | None, ...]
     inlets: tuple[Inlet, ...]
+    passed: bool = False
+    """Whether the backward pass goes on below this site, to another one."""
 
 
 @dataclass(frozen=True)
@@ -113,8 +115,18 @@ def _make(graph: Graph, losses: Tensor) -> Plan:
             "again, which costs a few backward passes",
             stacklevel=2,
         )
-    found = tuple(site for site in sites if site is not None)
+    found = _passed(graph, [site for site in sites if site is not None])
     return Plan(found, tuple(guards), not uncertain, _disjoint(graph, found))
+
+
+def _passed(graph: Graph, sites: list[PlannedSite]) -> tuple[PlannedSite, ...]:
+    """The sites, each told whether another one lies below it."""
+    places = {site.node for site in sites}
+    above: set[int] = set()
+    for node in _inputs_first(graph):
+        if any(edge is not None and (edge[0] in places or edge[0] in above) for edge in graph.inputs[node]):
+            above.add(node)
+    return tuple(replace(site, passed=site.node in above) for site in sites)
 
 
 def _disjoint(graph: Graph, sites: tuple[PlannedSite, ...]) -> frozenset[Edge]:

@@ -18,13 +18,18 @@ The rules of the game, for whoever writes a rule:
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch.autograd.graph import Node
+
+BLOCK = 256
+"""Examples whose stored gradients are added up in one chain, at most; blocks are added up afterwards."""
+RHO = 16.0
+"""Rows of one example may cancel to 1/16 of their mass; what cancels further is clipped as if it did not."""
 
 
 def wide(tensor: Tensor) -> Tensor:
@@ -112,6 +117,20 @@ class Contribution(ABC):
         """Whether the weighted sum is a convolution; these may be rounded by other hardware than matrix products."""
         return False
 
+    @property
+    def rounded(self) -> float:
+        """How far the weighted sum rounds the factors of its products before they are added up, relative to them."""
+        return 0.0
+
+    @property
+    def apart(self) -> bool:
+        """Whether the rows of an example are added up, and scaled, before they meet those of another."""
+        return self.terms == 1
+
+    def additions(self, batch: int) -> float:
+        """How far one example moves the weighted sum through rounding, in units of u C: see `precision`."""
+        return batch * self.terms * (batch + 2 * (RHO if self.terms > 1 else 1.0))
+
     def chain(self, shape: tuple[int, ...]) -> int:
         """The longest chain of additions behind `squared_norms`, for a tensor of this shape.
 
@@ -189,6 +208,46 @@ class Rule:
     saved: tuple[str, ...] = ()
 
 
+def blocked_additions(batch: int, block: int) -> float:
+    """As `Contribution.additions`, where blocks of at most `block` examples are added up, and then these in fp64."""
+    if batch <= block:
+        return batch * (batch + 2.0)
+    return block * (block + 2.0) + 4.0 * batch
+
+
+def blocked_sum(factors: Tensor, values: Tensor) -> Tensor:
+    """sum_i factor_i * values_i of [batch, n] values, in blocks of at most 256 examples."""
+    if len(factors) <= BLOCK:
+        return factors @ values
+    return add_blocks(in_blocks(factors[:, None], values))[0]
+
+
+def in_blocks(left: Tensor, right: Tensor) -> list[Tensor]:
+    """left.t() @ right for each block of at most 256 rows: [blocks, i, j], and the same of a last, shorter block."""
+    rows = len(left)
+    size = -(-rows // -(-rows // BLOCK))
+    whole = rows // size * size
+    blocks = [product(left[:whole].unflatten(0, (-1, size)).transpose(1, 2), right[:whole].unflatten(0, (-1, size)))]
+    if whole < rows:
+        blocks.append(product(left[None, whole:].transpose(1, 2), right[None, whole:]))
+    return blocks
+
+
+def add_blocks(blocks: Sequence[Tensor]) -> Tensor:
+    """[blocks, ..] -> [..], in fp64 and rounded once."""
+    if len(blocks) == 1 == blocks[0].shape[0]:
+        return blocks[0][0]
+    totals = [block.sum(0, dtype=torch.float64) for block in blocks]
+    return sum(totals[1:], start=totals[0]).to(blocks[0].dtype)
+
+
+def product(one: Tensor, other: Tensor) -> Tensor:
+    """torch.bmm in fp32 or wider; half precision factors stay what they are where the result can be fp32 at once."""
+    if one.is_cuda and one.dtype == other.dtype and one.dtype in (torch.bfloat16, torch.float16):
+        return torch.bmm(one, other, out_dtype=torch.float32)
+    return torch.bmm(wide(one), wide(other))
+
+
 @dataclass(frozen=True)
 class Stored(Contribution):
     """Per-example gradients that were computed anyway and are kept: [batch, *shape], in fp32 or wider."""
@@ -211,7 +270,10 @@ class Stored(Contribution):
     def weighted_sum(self, weights: Weights) -> Tensor:
         values = weights.clean(self.values)
         factors = weights.factors.to(values.dtype)
-        return (factors @ values.flatten(1)).view(values.shape[1:]) if values.dim() > 1 else factors @ values
+        return blocked_sum(factors, values.flatten(1) if values.dim() > 1 else values[:, None]).view(values.shape[1:])
+
+    def additions(self, batch: int) -> float:
+        return blocked_additions(batch, BLOCK)
 
     def per_example(self) -> Tensor:
         return self.values
