@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
-from torch.optim.lr_scheduler import ReduceLROnPlateau, StepLR
+from torch.optim.lr_scheduler import LambdaLR, ReduceLROnPlateau, StepLR
 from torch.utils.data import DataLoader, TensorDataset
 from watching import watch
 
@@ -259,6 +259,27 @@ def test_the_physical_batch_is_halved_until_it_fits(monkeypatch: pytest.MonkeyPa
     assert result.statement.facts["batch_size"] == 13 and result.steps == 30 == len(seen.multipliers)
     plain = run(seed=3, batch_size=13)
     for a, b in zip(result.model.parameters(), plain.model.parameters(), strict=True):
+        torch.testing.assert_close(a, b, rtol=1e-4, atol=1e-5)
+
+    # Memory that runs out after a first batch was added up: the lot begins again, and nothing counts twice.
+    since_first_step: list[int] = []
+
+    def arm(step: int) -> float:
+        since_first_step.extend([0] if step == 1 else [])
+        return 1.0
+
+    def sudden(out: Tensor, y: Tensor) -> Tensor:
+        if since_first_step:
+            since_first_step.append(1)
+            if len(since_first_step) == 3:
+                raise torch.OutOfMemoryError("CUDA out of memory")
+        return F.cross_entropy(out, y, reduction="none")
+
+    model, whole = network(), {"lot_size": 400, "batch_size": 100, "seed": 3}
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.5)
+    interrupted = run(model, optimizer=optimizer, scheduler=LambdaLR(optimizer, arm), loss=sudden, **whole)
+    assert interrupted.statement.facts["batch_size"] == 50
+    for a, b in zip(interrupted.model.parameters(), run(**whole).model.parameters(), strict=True):
         torch.testing.assert_close(a, b, rtol=1e-4, atol=1e-5)
 
     def broken(out: Tensor, y: Tensor) -> Tensor:

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from test_fit import BUDGET, blobs, run
 
-from hush.accounting import Gaussian, PoissonSampled, compose, epsilon, renyi
+from hush.accounting import Gaussian, PoissonSampled, compose, epsilon, grouped, renyi, rounded_up
 from hush.fitting import HeldOut, Upfront
 from hush.ledger import Ledger, LedgerError
 from hush.report import read_statement, write_report
@@ -50,6 +50,8 @@ def test_numbers_are_those_of_the_plan(folder: Path) -> None:
     for answer in values["accountants"]:
         if answer["epsilon"] is not None:
             assert answer["epsilon"] == epsilon(whole, delta=BUDGET.delta, accountant=answer["accountant"]).upper
+    pair = epsilon(grouped(whole, 2), delta=BUDGET.delta, accountant="renyi").upper
+    assert rounded_up(pair) in values["sections"]["Guarantee"]["For a person with two records"]
     order = renyi.best_order(whole, delta=BUDGET.delta)
     share = renyi.divergence(Gaussian(4.0), order) / renyi.divergence(whole, order)
     assert values["accesses"][0]["share"] == pytest.approx(share)

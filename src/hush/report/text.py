@@ -8,7 +8,7 @@ from hush.accounting import rounded_up
 if TYPE_CHECKING:
     from hush.report.statement import Statement
 
-_WIDTH, _LABEL = 100, 22
+_WIDTH, _LABEL = 100, 30
 
 
 def text_of(statement: "Statement") -> str:
