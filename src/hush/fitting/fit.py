@@ -82,13 +82,12 @@ def fit(
     `seed` makes the run reproducible and NOT PRIVATE. A delta of 1/N or more gives a PrivacyWarning.
 
     >>> from hush.gradients.clip import FlatClip
-    >>> x, model = torch.randn(200, 3), nn.Linear(3, 1)
-    >>> result = fit(model, (x, x[:, :1]), loss=nn.functional.mse_loss, losses=None,
+    >>> x, model = torch.randn(200, 3), nn.Linear(3, 2)
+    >>> result = fit(model, (x, (x.sum(1) > 0).long()), loss=nn.functional.cross_entropy,
     ...              optimizer=torch.optim.SGD(model.parameters(), lr=0.1), budget=Budget(epsilon=2.0, delta=1e-4),
     ...              lot_size=20, epochs=2, clip=FlatClip(1.0), progress=False)
-    Traceback (most recent call last):
-    ...
-    ValueError: expected a vector of 8 losses, one for each example, got shape (8, 1)...
+    >>> result.steps, result.epsilon.upper <= 2.0
+    (20, True)
     """
     job = Job(
         model=model,
