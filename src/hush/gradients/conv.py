@@ -28,8 +28,10 @@ from hush.gradients.site import (
     Site,
     Stored,
     Weights,
+    add_blocks,
     blocked_additions,
     blocked_sum,
+    long_block,
     wide,
 )
 
@@ -112,7 +114,7 @@ class FusedKernels(Contribution):
         return self.inside.squared_norms()
 
     def weighted_sum(self, weights: Weights) -> Tensor:
-        return self.inside.weighted_sum(weights).transpose(1, 2).reshape(self.shape)
+        return self.inside.weighted_sum(weights).transpose(1, 2).reshape(self.shape).contiguous()
 
     def per_example(self) -> Tensor:
         return self.inside.per_example().transpose(2, 3).reshape(-1, *self.shape)
@@ -181,7 +183,13 @@ def scaled_kernel_gradient(convolution: Convolution, weights: Weights) -> Tensor
         pixels = pixels * factors
     else:
         gradient = gradient * factors
-    return kernel_gradient(pixels, gradient, geometry)
+    # Rows of one block of examples after another: a chain of additions over the whole batch would round too much.
+    block = long_block(gradient[:, 0].numel() // layout.batch)
+    if layout.batch <= block:
+        return kernel_gradient(pixels, gradient, geometry)
+    split = [layout.split(tensor, 0).split(block) for tensor in (pixels, gradient)]
+    blocks = [(x.flatten(0, 1), g.flatten(0, 1)) for x, g in zip(*split, strict=True)]
+    return add_blocks([kernel_gradient(x, g, geometry)[None] for x, g in blocks])
 
 
 def kernel_contribution(convolution: Convolution) -> Contribution:

@@ -18,6 +18,7 @@ from hush.gradients.site import (
     add_blocks,
     blocked_additions,
     in_blocks,
+    long_block,
     product,
     wide,
 )
@@ -170,10 +171,19 @@ class Products(Contribution):
             factors = self.layout.per_row(weights.factors).to(gradients.dtype)[:, None]
             # Either side may carry the factors: the narrower one is the shorter pass over memory.
             if inputs.shape[1] < gradients.shape[1]:
-                total = gradients.t() @ (inputs * factors)
+                inputs = inputs * factors
             else:
-                total = (gradients * factors).t() @ inputs
+                gradients = gradients * factors
+            total = self._summed(inputs, gradients)
         return total.t() if self.transposed else total
+
+    def _summed(self, inputs: Tensor, gradients: Tensor) -> Tensor:
+        """The product over all rows, in blocks of examples where one chain of additions would round too much."""
+        block = long_block(self._length) if self._length > 1 else self.layout.batch
+        if self.layout.batch <= block:
+            return gradients.t() @ inputs
+        pairs = zip(*[self.layout.split(rows, 0).split(block) for rows in (inputs, gradients)], strict=True)
+        return add_blocks([(g.flatten(0, 1).t() @ x.flatten(0, 1))[None] for x, g in pairs])
 
     def per_example(self) -> Tensor:
         kept = self._kept
@@ -272,6 +282,20 @@ class Leading(Contribution):
     @property
     def terms(self) -> int:
         return self.inside.terms
+
+    @property
+    def rounded(self) -> float:
+        return self.inside.rounded
+
+    @property
+    def apart(self) -> bool:
+        return self.inside.apart
+
+    def additions(self, batch: int) -> float:
+        return self.inside.additions(batch)
+
+    def chain(self, shape: tuple[int, ...]) -> int:
+        return self.inside.chain(shape[1:])
 
     def squared_norms(self) -> Tensor:
         return self.inside.squared_norms()

@@ -136,9 +136,10 @@ def _disjoint(graph: Graph, sites: tuple[PlannedSite, ...]) -> frozenset[Edge]:
     found = set()
     for source, inlets in pieces.items():
         if len(inlets) > 1 and all(inlet.reshapes for inlet in inlets):
-            covered = torch.zeros(graph.shape(*source), dtype=torch.float32)
+            device = graph.nodes[source[0]].variable.device  # type: ignore[attr-defined]
+            covered = torch.zeros(graph.shape(*source), dtype=torch.float32, device=device)
             for inlet in inlets:
-                ones = torch.ones(graph.shape(*inlet.reshapes[0]), dtype=torch.float32)
+                ones = torch.ones(graph.shape(*inlet.reshapes[0]), dtype=torch.float32, device=device)
                 steps = [(graph.nodes[node], output) for node, output in inlet.reshapes if moves(graph, node)]
                 covered += back(steps, ones)
             if int(covered.max()) <= 1:

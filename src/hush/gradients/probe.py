@@ -62,7 +62,24 @@ def _codes(batch: int) -> Tensor:
 
 
 def _gradients(losses: Tensor, edges: Sequence[GradientEdge], weights: Tensor) -> list[Tensor | None]:
-    return list(torch.autograd.grad(losses, edges, weights, retain_graph=True, allow_unused=True))
+    with _deterministic(losses):
+        return list(torch.autograd.grad(losses, edges, weights, retain_graph=True, allow_unused=True))
+
+
+@contextmanager
+def _deterministic(losses: Tensor) -> Iterator[None]:
+    """On a GPU, kernels that add up in a fixed order: others (attention's) round differently each time they run."""
+    if not losses.is_cuda:
+        yield
+        return
+    before, warns = torch.are_deterministic_algorithms_enabled(), torch.is_deterministic_algorithms_warn_only_enabled()
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # about nodes that know no fixed order: the probe tolerates some rounding
+        torch.use_deterministic_algorithms(True, warn_only=True)
+        try:
+            yield
+        finally:
+            torch.use_deterministic_algorithms(before, warn_only=warns)
 
 
 def _exponents(before: Tensor | None, after: Tensor | None) -> list[Tensor | None]:

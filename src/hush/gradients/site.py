@@ -129,7 +129,7 @@ class Contribution(ABC):
 
     def additions(self, batch: int) -> float:
         """How far one example moves the weighted sum through rounding, in units of u C: see `precision`."""
-        return batch * self.terms * (batch + 2 * (RHO if self.terms > 1 else 1.0))
+        return long_additions(batch, self.terms) if self.terms > 1 else batch * (batch + 2.0)
 
     def chain(self, shape: tuple[int, ...]) -> int:
         """The longest chain of additions behind `squared_norms`, for a tensor of this shape.
@@ -213,6 +213,20 @@ def blocked_additions(batch: int, block: int) -> float:
     if batch <= block:
         return batch * (batch + 2.0)
     return block * (block + 2.0) + 4.0 * batch
+
+
+def long_block(terms: int) -> int:
+    """How many examples of so many rows may be added up in one chain: the bound on rounding stays near 3 percent."""
+    block = BLOCK
+    while block > 1 and block * terms * (block + 2 * RHO) > 0.03 * 2**24:
+        block //= 2
+    return block
+
+
+def long_additions(batch: int, terms: int) -> float:
+    """As `blocked_additions`, for examples of several rows, whose parts may be as long as RHO C."""
+    block = min(batch, long_block(terms))
+    return block * terms * (block + 2 * RHO) + (4.0 * batch if block < batch else 0.0)
 
 
 def blocked_sum(factors: Tensor, values: Tensor) -> Tensor:
