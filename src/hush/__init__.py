@@ -11,7 +11,8 @@ if TYPE_CHECKING:
     from hush.accounting import Bounds, Budget, Filter, MomentsAccountant, Odometer
     from hush.averaging import Average
     from hush.batchnorm import replace_batchnorm
-    from hush.fitting import Conduct, HeldOut, Job, Upfront, fit, paper_schedule
+    from hush.fitting import Conduct, HeldOut, Job, Upfront, paper_schedule
+    from hush.fitting.fit import fit
     from hush.gradients import AutomaticClip, BoundedSum, FlatClip, PerLayerClip, QuantileClip, clipped_sum
     from hush.ledger import BudgetExhausted, Ledger, LedgerError
     from hush.loading import Loader
