@@ -42,7 +42,7 @@ def clipped_sums(x: Tensor, y: Tensor, weights: Tensor, clip: Tensor, present: T
     classes = torch.arange(weights.shape[2], device=y.device)
     out = torch.softmax((x @ weights.flatten(1)).unflatten(1, weights.shape[1:]), dim=2)
     out -= (y[:, None, None] == classes).to(out.dtype)
-    norms = (x.square().sum(1)[:, None] * out.square().sum(2)).sqrt()
+    norms = torch.linalg.vector_norm(x, dim=1)[:, None] * torch.linalg.vector_norm(out, dim=2)
     out *= ((clip / norms).clamp(max=1.0) * present[:, None])[:, :, None]
     return (x.T @ out.flatten(1)).unflatten(1, weights.shape[1:])
 
@@ -78,6 +78,7 @@ class HeadProgram:
         rate = self.lot / len(features.train_y)
         self.lot_rate = torch.tensor([rate], dtype=torch.float64, device=device)
         self.overfull = torch.zeros(1, dtype=torch.bool, device=device)
+        self.lot_x = features.train_x.new_empty(self.width, features.train_x.shape[1])
         self.generator = torch.Generator(device).manual_seed(seed)
 
     def step(self) -> None:
@@ -85,7 +86,7 @@ class HeadProgram:
         features = self.features
         indices, real, overfull = poisson_lots(self.lot_rate, len(features.train_y), self.width, self.generator)
         self.overfull.logical_or_(overfull)
-        x, y = features.train_x[indices[0]], features.train_y[indices[0]]
+        x, y = torch.index_select(features.train_x, 0, indices[0], out=self.lot_x), features.train_y[indices[0]]
         total = clipped_sums(x, y, self.weights, self.clip, real[0].to(x.dtype))
         noise = torch.randn(total.shape, generator=self.generator, device=total.device, dtype=total.dtype)
         self.velocity.mul_(self.momentum).add_(total.addcmul_(self.noise, noise), alpha=1 / self.lot)

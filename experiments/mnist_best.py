@@ -9,6 +9,7 @@ import hashlib
 import inspect
 import json
 import tempfile
+import time
 from dataclasses import asdict, dataclass, replace
 from functools import lru_cache
 from pathlib import Path
@@ -72,11 +73,8 @@ def variations(best: Setting) -> list[Setting]:
     return [
         replace(best, fall=1.0),
         replace(best, averaging=0.9),
-        replace(best, epochs=2 * best.epochs),
         replace(best, rate=best.rate / 2**0.5),
         replace(best, rate=best.rate * 2**0.5),
-        replace(best, lot_size=8192),
-        replace(best, lot_size=8192, rate=2 * best.rate),
     ]
 
 
@@ -107,20 +105,21 @@ def scattered(images: Tensor, name: str, options: Options) -> Tensor:
 
 
 def trained(settings: list[Setting], data_set: str, options: Options, seed: int) -> list[float]:
-    """Test accuracy of the last model of every setting; those with the same lot size are trained side by side."""
+    """Test accuracy of the last model of every setting; those with the same lots are trained side by side."""
     kept = options.out / "mnist_best_tried.json"
     known: dict[str, float] = json.loads(kept.read_text()) if kept.exists() else {}
     data_set = "mnist" if options.quick else data_set
     names = {setting: f"{data_set} {seed} {setting}" for setting in settings}
     left = sorted({s for s in settings if names[s] not in known}, key=lambda s: (s.lot_size, s.epochs, s.rate))
     while left:
-        group = [s for s in left if s.lot_size == left[0].lot_size][:MOST]
+        group = [s for s in left if (s.lot_size, s.epochs) == (left[0].lot_size, left[0].epochs)][:MOST]
         left = [s for s in left if s not in group]
-        heads = [s.head(quick=options.quick) for s in group]
+        heads, started = [s.head(quick=options.quick) for s in group], time.time()
         found = train_heads(heads, features(data_set, options), seed=seed)
         for setting, accuracy in zip(group, found, strict=True):
             print(f"  {accuracy:.4f} on {data_set}, seed {seed}: {setting}", flush=True)
             known[names[setting]] = accuracy
+        known["seconds"] = known.get("seconds", 0.0) + time.time() - started
         options.out.mkdir(parents=True, exist_ok=True)
         kept.write_text(json.dumps(known, indent=0))
     return [known[names[setting]] for setting in settings]
@@ -163,9 +162,11 @@ def measure(options: Options) -> dict[str, Any]:
                 "tuned on": TUNED_ON[target], "noise multiplier": head.noise, "steps": head.steps, "seeds": seeds,
             }  # fmt: skip
             print(f"  {name}: {rows[name]['mean']:.4f}", flush=True)
-    (options.out / "mnist_best_tried.json").unlink(missing_ok=True)
+    kept = options.out / "mnist_best_tried.json"
+    seconds = round(json.loads(kept.read_text())["seconds"], 1)  # of all parts, were the search stopped and resumed
+    kept.unlink()
     fixed = {"clip": CLIP, "momentum": MOMENTUM, "groups of the norm": GROUPS}
-    return {"not tuned": fixed, "search": found, "rows": rows}
+    return {"seconds": seconds, "not tuned": fixed, "search": found, "rows": rows}
 
 
 def account(result: dict[str, Any]) -> dict[str, dict[str, float]]:

@@ -183,6 +183,9 @@ class Program:
         """One step of every run; no value returns to the host."""
         indices, real, overfull = poisson_lots(self.rates, len(self.data.train_y), self.width, self.generator)
         self.overfull.logical_or_(overfull)
+        if not indices.is_cuda:  # a graph needs one shape; without one the common padding is left off
+            longest = int(real.sum(dim=1).max())
+            indices, real = indices[:, :longest], real[:, :longest]
         x, y = self.data.train_x[self.table[:, None], indices], self.data.train_y[indices]
         sums = clipped_sums(x, y, self.weights, self.clip, self.flat, real.to(x.dtype))
         rate = self.schedule.index_select(0, self.clock)[0][:, None, None]
