@@ -220,11 +220,16 @@ def test_held_out_choices_are_named_in_the_statement() -> None:
 
 
 def test_averaging_gives_back_the_average() -> None:
-    held_out = HeldOut(data=blobs(200, seed=1), public=True)
-    result = run(average=0.9, held_out=held_out)
-    with torch.no_grad():
-        outputs = result.model(held_out.data[0])
-    assert (outputs.argmax(1) == held_out.data[1]).float().mean().item() == pytest.approx(result.measured)
+    def loss(outputs: Tensor, targets: Tensor) -> Tensor:
+        return F.cross_entropy(outputs, targets, reduction="none")
+
+    held_out = HeldOut(data=blobs(200, seed=1), public=True, metric=loss, label="loss", larger_is_better=False)
+    smooth, plain = run(average=0.9, held_out=held_out, seed=1), run(held_out=held_out, seed=1)
+    for result in (smooth, plain):
+        with torch.no_grad():
+            value = loss(result.model(held_out.data[0]), held_out.data[1]).mean().item()
+        assert value == pytest.approx(result.measured, rel=1e-5)
+    assert smooth.measured != pytest.approx(plain.measured, rel=1e-4)
 
 
 def test_seeds_make_runs_equal_and_not_private() -> None:
