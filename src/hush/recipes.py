@@ -90,11 +90,12 @@ PAPER = {
 }  # fmt: skip
 BEST = {
     "mnist": {
-        2.0: Recipe(settings_from=ON_FASHION, lot_size=4096, epochs=40, clip=0.1, rate=8.0, fall=0.2, momentum=0.9,
-                    averaging=0.97),
+        epsilon: Recipe(settings_from=ON_FASHION, lot_size=4096, epochs=40, clip=0.1, rate=rate, fall=0.2, momentum=0.9,
+                        averaging=0.97)
+        for epsilon, rate in ((0.5, 2.83), (2.0, 16.0), (8.0, 45.25))
     },
     "fashion-mnist": {
-        3.0: Recipe(settings_from=ON_MNIST, lot_size=4096, epochs=40, clip=0.1, rate=8.0, fall=0.2, momentum=0.9,
+        3.0: Recipe(settings_from=ON_MNIST, lot_size=4096, epochs=40, clip=0.1, rate=16.0, fall=0.2, momentum=0.9,
                     averaging=0.97),
     },
 }  # fmt: skip
