@@ -59,6 +59,8 @@ def test_numbers_are_those_of_the_plan(folder: Path) -> None:
     assert values["epsilon_lower"] <= values["epsilon"] <= BUDGET.epsilon
     with Ledger(folder / "ledger.hush") as ledger:
         assert values["ledger"]["head"] == ledger.head().to_dict()
+    assert str(folder.parent) not in (folder / "report.json").read_text(), "no places of this machine"
+    assert str(folder.parent) not in (folder / "report.html").read_text()
 
 
 def test_the_report_is_written_again_from_the_folder(folder: Path) -> None:

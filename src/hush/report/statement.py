@@ -7,6 +7,7 @@ constants taken as public, source of the noise, side channels, versions.
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from hush import accounting
@@ -91,8 +92,13 @@ class Statement:
             "assumed_public": list(self.assumed_public),
             "sections": {title: dict(rows) for title, rows in self.sections()},
             "ledger": None if self.ledger is None else dict(self.ledger),
-            "facts": dict(self.facts),
+            "facts": {**self.facts, "account": {**self.facts["account"], "ledger": self._ledger_file()}},
         }
+
+    def _ledger_file(self) -> str | None:
+        """The ledger's name without its place: a report is given to others."""
+        path = self.facts["account"].get("ledger")
+        return None if path is None else Path(path).name
 
     def __str__(self) -> str:
         from hush.report.text import text_of
