@@ -74,7 +74,9 @@ def _values(base: Curve, ratios: Array) -> Evaluated:
     low, low_error = base.put(np.maximum(logs[:calls], -700.0))
     high, high_error = base.call(logs[calls:])
     values = np.concatenate([np.where(ratios[:calls] > 0, low, 0.0), high])
-    return values, np.concatenate([low_error, high_error]) + 16 * UNIT * values
+    errors = np.concatenate([low_error, high_error]) + 16 * UNIT * values
+    errors[calls - 1 : calls + 1] += 4 * UNIT  # where puts turn into calls, 1 - ratio is off by a unit
+    return values, errors
 
 
 def _variance(base: Curve, farthest: float) -> float:
@@ -92,11 +94,16 @@ def _farthest(base: Curve, negligible: float) -> float:
 
 def _masses(values: Array, ratios: Array, step: float) -> Array:
     """Q-masses of the chords through the knots."""
-    slopes = np.diff(values) / step
+    return np.diff(np.concatenate([[-1.0], _slopes(values, ratios, step), [0.0]]))
+
+
+def _slopes(values: Array, ratios: Array, step: float) -> Array:
+    """Slopes of the chords, between -1 and 0: each is off by at most 4 units, but for the knots around ratio 1."""
+    slopes: Array = np.diff(values) / step
     calls = int(np.searchsorted(ratios, 1.0))
     slopes[calls - 1] += (ratios[calls - 1] - 1) / step  # a put becomes a call: call - put = 1 - ratio
     slopes[: calls - 1] -= 1.0
-    return np.diff(np.concatenate([[-1.0], slopes, [0.0]]))
+    return slopes
 
 
 def _wide(base: Curve, count: int, step: float) -> Grid:
@@ -123,10 +130,12 @@ def _narrow(base: Curve, count: int, step: float) -> Grid | None:
     settled = settle(lowered, int(np.searchsorted(ratios, 1.0)))
     if settled is None:
         return None
-    slopes = np.cumsum(_masses(settled, ratios, step))[:-1] - 1.0
-    fitted = isotonic_regression(slopes)
+    fitted = isotonic_regression(_slopes(settled, ratios, step))
     slope = np.concatenate([[-1.0], np.clip(fitted.x, -1.0, 0.0), [0.0]])
-    return Grid(step, 0.0, 0, np.maximum(np.diff(slope) - 16 * UNIT, 0.0), 0.0)
+    # A slope is off by 4 units, a mean of pooled slopes by as many units more as it has terms.
+    pooled = np.repeat(np.diff(fitted.blocks), np.diff(fitted.blocks))
+    round_off = UNIT * np.concatenate([[8], 8 + 2 * pooled, [8]]) * np.where(slope < 0, np.abs(slope) + UNIT, 0.0)
+    return Grid(step, 0.0, 0, np.maximum(np.diff(slope) - round_off[:-1] - round_off[1:], 0.0), 0.0)
 
 
 def _thinned(grid: Grid) -> pilot.Atoms:

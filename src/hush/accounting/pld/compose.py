@@ -43,6 +43,7 @@ class Tail:
     outside: float  # bound on the tilted mass outside the window, which the transform folds into it
     relative: float  # bound on the relative error of everything
     infinite: float
+    blur: float  # bound on the round-off of the losses themselves
 
     def delta(self, epsilon: float) -> tuple[float, float, float]:
         """Lower bound, upper bound and -d(delta)/d(epsilon), roughly, at this epsilon."""
@@ -69,11 +70,12 @@ def compose(grids: Sequence[tuple[Grid, int]], window: Window) -> Tail:
     log_power = np.zeros(size // 2 + 1, dtype=np.complex128)
     dead = np.zeros(size // 2 + 1, dtype=bool)
     phase_error = np.zeros(size // 2 + 1)
+    levels: list[tuple[float, float]] = []
     log_scale = above = below = noise = relative = growth = 0.0
     infinite, log_mass, offset, shift = 0.0, 0.0, 0, 0.0
     for grid, count in grids:
         losses = grid.losses
-        log_m, tilted = _tilted(grid.masses, tilt * losses)
+        log_m, tilted, wobble = _tilted(grid.masses, tilt * losses)
         # The largest atom goes to place 0, where its transform is 1 and needs none: only the rest is transformed, and
         # the error is relative to the rest.
         largest = int(np.argmax(tilted))
@@ -88,12 +90,16 @@ def compose(grids: Sequence[tuple[Grid, int]], window: Window) -> Tail:
         log_scale += count * log_m
         above += count * (_log_sum(grid.masses, (tilt + window.above) * losses) - log_m)
         below += count * (_log_sum(grid.masses, (tilt - window.below) * losses) - log_m)
-        transform = _FFT * UNIT * math.log2(size) * float(np.linalg.norm(rest)) + 32 * UNIT * total
+        transform = _FFT * UNIT * math.log2(size) * float(np.linalg.norm(rest))
         noise += count * transform
-        growth += count * transform * math.sqrt(size)
+        # The largest atom is taken as 1 - total. Its error is that of the total: of the sum (numpy adds in pairs: under
+        # 40 units), of the shares, and of the exponents. At place 0 it is the same for all frequencies.
+        level = count * UNIT * (48 * total + float(wobble @ rest))
+        levels.append((level, math.exp(-_NEGLIGIBLE / count)))
+        growth += count * transform * math.sqrt(size) + level
         relative += count * UNIT * (16 + 4 * abs(tilt) * float(np.max(np.abs(losses[[0, -1]]))))
         infinite += count * grid.infinite
-        log_mass += count * max(0.0, math.log(float(np.sum(grid.masses)) + grid.infinite))
+        log_mass += count * max(0.0, math.log(grid.total))
         offset += count * (grid.first + largest)
         shift += count * grid.shift
     power = np.where(dead, 0.0, np.exp(np.where(dead, 0.0, log_power)))
@@ -103,6 +109,10 @@ def compose(grids: Sequence[tuple[Grid, int]], window: Window) -> Tail:
     # Parseval: errors of the spectrum, in the 2-norm, are errors of the masses times sqrt(size).
     spectral = float(np.linalg.norm(phase_error * np.abs(power))) * 8 * UNIT + math.exp(_NEGLIGIBLE) * math.sqrt(size)
     spectral += _FFT * UNIT * math.log2(size) * float(np.linalg.norm(power))
+    # An error e at place 0 of one factor p moves the product of n by n e p^(n-1), and where a frequency is not left out
+    # |p| >= e^(negligible / n): the norm is that of the product, times at most 1 / |p|, and never above 1.
+    spread = 1.01 * math.sqrt(2 / size) * float(np.linalg.norm(power)) + math.exp(_NEGLIGIBLE)
+    noise += sum(level * min(1.0, lift * spread) for level, lift in levels)
     noise = noise * math.exp(min(growth, 700.0)) + math.sqrt(2 / size) * spectral
     outside = _exp(above - window.above * (high - step)) + _exp(below + window.below * (window.low + step))
     return Tail(
@@ -113,6 +123,7 @@ def compose(grids: Sequence[tuple[Grid, int]], window: Window) -> Tail:
         noise=noise,
         outside=1.01 * outside,
         relative=relative,
+        blur=8 * UNIT * (abs(shift) + step * (abs(offset) + abs(start) + size)),
         infinite=infinite * math.exp(min(log_mass + relative, 700.0)),
     )
 
@@ -126,12 +137,12 @@ def _log1p(excess: NDArray[np.complex128], floor: float) -> tuple[NDArray[np.com
     return real + 1j * np.where(vanishing, 0.0, np.arctan2(y, 1 + x)), vanishing
 
 
-def _tilted(masses: Array, exponents: Array) -> tuple[float, Array]:
-    """Log of the total of masses * e^exponents, and the shares in it."""
+def _tilted(masses: Array, exponents: Array) -> tuple[float, Array, Array]:
+    """Log of the total of masses * e^exponents, the shares in it, and how many units each share may be off."""
     most = float(np.max(np.where(masses > 0, exponents, -np.inf)))
     weighted = masses * np.exp(np.minimum(exponents - most, 0.0))
     total = float(np.sum(weighted))
-    return math.log(total) + most, weighted / total
+    return math.log(total) + most, weighted / total, 2 * (np.abs(exponents) + np.abs(exponents - most))
 
 
 def _log_sum(masses: Array, exponents: Array) -> float:

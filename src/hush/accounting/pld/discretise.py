@@ -1,30 +1,38 @@
-"""One mechanism's privacy loss on a uniform grid, once too large and once too small, as hockey-stick curves.
+"""One mechanism's privacy loss on a grid, once too large and once too small, as hockey-stick curves.
 
 Both grids hold P-masses D_i at epsilons i * step whose curve sum_i D_i (1 - t e^(-epsilon_i))+ lies above (below) the
 mechanism's curve at every t > 0. Such an order survives composition: swap one factor at a time. Since the curve
-is pinned at both ends, the error of a step is of second order, step^2, and not of the order of the step.
+is pinned at both ends, the error of a step is of second order, step^2, and not of the order of the step. Rare large
+losses may have wider steps of their own, `far`: those masses are not composed by FFT but conditioned on (jumps.py).
 """
 
 import math
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 from scipy.optimize import isotonic_regression
 
 from hush.accounting.pld.curves import UNIT, Array, Curve
 
+_NONE = np.empty(0)
 _FARTHEST = 600.0  # e^epsilon must stay a number; losses beyond it are left out of the optimistic grid
 
 
 @dataclass(frozen=True)
 class Grid:
-    """P-masses at epsilons shift + (first + i) * step, and the mass at infinity."""
+    """P-masses at epsilons shift + (first + i) * step, at the far losses, and at infinity."""
 
     step: float
     shift: float
     first: int
     masses: Array
     infinite: float
+    far_losses: Array = field(default_factory=lambda: _NONE)
+    far_masses: Array = field(default_factory=lambda: _NONE)
+
+    @property
+    def total(self) -> float:
+        return float(np.sum(self.masses) + np.sum(self.far_masses)) + self.infinite
 
     @property
     def losses(self) -> Array:
@@ -33,9 +41,9 @@ class Grid:
 
 @dataclass(frozen=True)
 class _Knots:
-    """Values at losses a step apart: puts left of 0 (the first `calls` of them), calls from 0 on."""
+    """Values at losses `steps` apart: puts left of 0 (the first `calls` of them), calls from 0 on."""
 
-    step: float
+    steps: Array
     losses: Array
     values: Array
     errors: Array
@@ -53,39 +61,50 @@ class _Knots:
         # Between the last put and the first call one is turned into the other: call - put = 1 - t.
         from_left[across] += np.expm1(self.losses[self.calls])
         from_right[across] += np.expm1(self.losses[across])
-        right = np.concatenate([from_left / np.expm1(self.step), [0.0]])
-        left = np.concatenate([[self.values[0]], from_right / -np.expm1(-self.step)])
+        right = np.concatenate([from_left / np.expm1(self.steps), [0.0]])
+        left = np.concatenate([[self.values[0]], from_right / -np.expm1(-self.steps)])
         return right - left, 8 * UNIT * (np.abs(right) + np.abs(left))
 
 
-def _knots(curve: Curve, losses: Array, step: float) -> _Knots:
+def _knots(curve: Curve, losses: Array, steps: Array) -> _Knots:
     calls = int(np.searchsorted(losses, 0.0))
     below, below_error = curve.put(losses[:calls])
     above, above_error = curve.call(losses[calls:])
     values = np.concatenate([below, above])
     errors = np.concatenate([below_error, above_error]) + 8 * UNIT * values
     # Where puts turn into calls, 1 - t is rounded as well.
-    errors[calls - 1 : calls + 1] += 4 * UNIT * step
-    return _Knots(step, losses, values, errors, calls)
+    errors[calls - 1 : calls + 1] += 4 * UNIT * steps[calls - 1]
+    return _Knots(steps, losses, values, errors, calls)
 
 
 def _losses(shift: float, first: int, last: int, step: float) -> Array:
     return shift + step * np.arange(first, last + 1, dtype=np.float64)
 
 
-def pessimistic(curve: Curve, first: int, last: int, step: float) -> Grid:
+def _beyond(losses: Array, step: float, far: Array) -> tuple[Array, Array]:
+    """The uniform losses and those of the far ones that lie beyond them, and the steps between."""
+    # A far loss is used as it is, a uniform step as it is meant: the difference of rounded losses would lose digits.
+    kept = far[(far > losses[-1] + step / 2) & (far <= _FARTHEST)]
+    joined = np.concatenate([losses, kept])
+    return joined, np.concatenate([np.full(len(losses) - 1, step), np.diff(joined[len(losses) - 1 :])])
+
+
+def pessimistic(curve: Curve, first: int, last: int, step: float, far: Array = _NONE) -> Grid:
     """The chords through the knots ("connect the dots", Doroshenko et al. 2022) lie above a convex curve.
 
     Round-off raises the knots and every mass; a mass that round-off made negative is raised to 0, which is safe too.
     """
     shift = _shift(curve, step)
-    knots = _knots(curve, _losses(shift, first, last, step), step)
+    near = _losses(shift, first, last, step)
+    losses, steps = _beyond(near, step, far)
+    knots = _knots(curve, losses, steps)
     raised = replace(knots, values=knots.values + knots.errors)
     masses, round_off = raised.masses()
-    return Grid(step, shift, first, np.maximum(masses + round_off, 0.0), float(raised.values[-1]))
+    masses, split = np.maximum(masses + round_off, 0.0), len(near)
+    return Grid(step, shift, first, masses[:split], float(raised.values[-1]), losses[split:], masses[split:])
 
 
-def optimistic(curve: Curve, first: int, last: int, step: float) -> Grid:
+def optimistic(curve: Curve, first: int, last: int, step: float, far: Array = _NONE) -> Grid:
     """The largest convex curve with its knots on the grid below (knots lowered until their chords lie below the curve).
 
     In a cell a convex curve lies above its neighbours' chords, continued; the half grid supplies them. Mass
@@ -93,23 +112,31 @@ def optimistic(curve: Curve, first: int, last: int, step: float) -> Grid:
     """
     last = max(min(last, int(_FARTHEST / step)), 4)
     first = min(max(first, -int(_FARTHEST / step)), -2)
-    rest, half = _rest(curve, step), step / 2
+    rest = _rest(curve, step)
     shift = rest - step * math.ceil(rest / step)
-    knots = _knots(curve, _losses(shift, 2 * first, 2 * last, half), half)
+    near = _losses(shift, first, last, step)
+    losses, steps = _beyond(near, step, far)
+    half = steps / 2
+    halves = np.repeat(half, 2)
+    middles = np.concatenate(
+        [_losses(shift + step / 2, first, last - 1, step), losses[len(near) - 1 : -1] + half[len(near) - 1 :]]
+    )
+    fine_losses = np.empty(2 * len(losses) - 1)
+    fine_losses[::2], fine_losses[1::2] = losses, middles
+    knots = _knots(curve, fine_losses, halves)
     fine = np.maximum(knots.masses()[0], 0.0)
-    both = np.exp(half) * fine[:-1] + fine[1:]
-    dip = np.expm1(half) * fine[:-1] * fine[1:] / np.where(both > 0, both, 1.0)
+    both = np.exp(halves) * fine[:-1] + fine[1:]
+    dip = np.expm1(halves) * fine[:-1] * fine[1:] / np.where(both > 0, both, 1.0)
     # All values as calls or all as puts, within one coarse cell: its last fine knot decides.
     values = knots.values
     start, middle, end = values[:-2:2], values[1::2], values[2::2]
-    losses = knots.losses[::2]
     weight = 1 / (1 + np.exp(half))
     sag = (1 - weight) * start + weight * end - middle
     cell = (knots.calls - 1) // 2  # the coarse cell that holds the turn from put to call
     if 2 * cell + 1 < knots.calls:
-        sag[cell] += weight * np.expm1(losses[cell + 1])  # start and middle are puts, end a call
+        sag[cell] += weight[cell] * np.expm1(losses[cell + 1])  # start and middle are puts, end a call
     else:
-        sag[cell] -= (1 - weight) * np.expm1(losses[cell])  # start is a put, middle and end are calls
+        sag[cell] -= (1 - weight[cell]) * np.expm1(losses[cell])  # start is a put, middle and end are calls
     errors = knots.errors
     gap = np.maximum(sag, 0.0) + np.maximum(dip[::2], dip[1::2])
     gap += 8 * np.maximum.reduce([errors[:-2:2], errors[1::2], errors[2::2]])
@@ -121,14 +148,17 @@ def optimistic(curve: Curve, first: int, last: int, step: float) -> Grid:
         # The cell right of the rest is far from straight. Its right end does not pay for it; its left end comes down
         # to 0, below the continued chord of the next cell, and so does everything left of it.
         at = math.ceil(rest / step) - first
-        chord = (end[at] - values[2 * at + 3]) / (np.exp(losses[at + 1]) * np.expm1(half))
+        chord = (end[at] - values[2 * at + 3]) / (np.exp(losses[at + 1]) * np.expm1(step / 2))
         continued = end[at] + chord * np.exp(rest) * np.expm1(losses[at + 1] - rest) + np.expm1(rest)
         if at != calls - 1 or continued < 8 * (errors[2 * at + 2] + errors[2 * at + 3]):
-            return _nothing(losses, step, shift, first)
+            return _nothing(near, step, shift, first)
         lowered[: at + 1] = 0.0
         lowered[at + 1] = end[at] - gap[at + 1]
     settled = settle(lowered, calls)
-    return _nothing(losses, step, shift, first) if settled is None else _minorant(settled, losses, step, shift, first)
+    if settled is None:
+        return _nothing(near, step, shift, first)
+    masses, split = _minorant(settled, losses, steps), len(near)
+    return Grid(step, shift, first, masses[:split], 0.0, losses[split:], masses[split:])
 
 
 def settle(lowered: Array, calls: int) -> Array | None:
@@ -153,10 +183,10 @@ def _nothing(losses: Array, step: float, shift: float, first: int) -> Grid:
     return Grid(step, shift, first, masses, 0.0)
 
 
-def _minorant(knots: Array, losses: Array, step: float, shift: float, first: int) -> Grid:
+def _minorant(knots: Array, losses: Array, steps: Array) -> Array:
     """P-masses of the greatest convex function below the knots: its slopes are an isotonic regression of theirs."""
     points = np.exp(losses)
-    widths = points[:-1] * np.expm1(step)
+    widths = points[:-1] * np.expm1(steps)
     calls = int(np.searchsorted(losses, 0.0))
     rise = np.diff(knots)
     rise[calls - 1] += np.expm1(losses[calls - 1])
@@ -166,8 +196,8 @@ def _minorant(knots: Array, losses: Array, step: float, shift: float, first: int
     pooled = np.repeat(np.diff(fitted.blocks), np.diff(fitted.blocks))
     slope = np.concatenate([[-1.0], np.clip(fitted.x, -1.0, 0.0), [0.0]])
     round_off = UNIT * np.concatenate([[8], 8 + 2 * pooled, [8]]) * np.abs(slope)
-    masses = points * (np.diff(slope) - round_off[:-1] - round_off[1:])
-    return Grid(step, shift, first, np.maximum(masses, 0.0), 0.0)
+    masses: Array = np.maximum(points * (np.diff(slope) - round_off[:-1] - round_off[1:]), 0.0)
+    return masses
 
 
 def _rest(curve: Curve, step: float) -> float:

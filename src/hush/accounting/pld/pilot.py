@@ -16,7 +16,7 @@ from hush.accounting.pld.curves import Array, Curve
 
 Parts = Sequence[tuple[Curve, int]]
 _SCAN = np.geomspace(1e-18, 1e6, 800)
-_LARGEST_TILT = 1e6
+_LARGEST_TILT = 1e9
 LARGEST_SIZE = 1 << 21
 
 
@@ -46,13 +46,10 @@ class Saddle:
     cumulant: float
     mean: float
     deviation: float
-    tail: float | None = None
 
     @property
     def weight(self) -> float:
         """E[e^(-tilt X) (1 - e^-X)+] for a centred normal X of the saddle's deviation."""
-        if self.tail is not None:
-            return self.tail
         scale = max(self.deviation, 1e-300) / math.sqrt(2)
         return max(0.5 * float(erfcx(self.tilt * scale) - erfcx((self.tilt + 1) * scale)), 1e-300)
 
@@ -98,19 +95,41 @@ def saddle_at(atoms: Sequence[Atoms], tilt: float) -> Saddle:
     return Saddle(tilt, cumulant, mean, math.sqrt(variance))
 
 
-def saddles_for_delta(atoms: Sequence[Atoms], log_delta: float) -> list[Saddle]:
-    """Saddles at which delta is roughly e^log_delta, the more promising first; tilt >= 0."""
+def saddle_for_delta(atoms: Sequence[Atoms], log_delta: float) -> tuple[Saddle, bool]:
+    """The saddle at which delta is roughly e^log_delta, tilt >= 0, and whether the tilted law is in one piece there."""
     smooth = _bisected(atoms, lambda saddle: saddle.log_delta > log_delta)
-    # Where the tilted law falls apart into a body and one large jump, the jump alone tells the epsilon.
+    whole = smooth.tilt * smooth.deviation < 2 * math.sqrt(2 * max(1.0, -log_delta))
+    return smooth, whole and abs(smooth.log_delta - log_delta) < 2
+
+
+def one_jump(atoms: Sequence[Atoms], log_delta: float) -> tuple[float, float]:
+    """The epsilon at which one large loss alone gives e^log_delta, and -d(log delta)/d(epsilon) there."""
     low, high = 0.0, max(float(part.losses[-1]) for part in atoms)
     for _ in range(50):
         middle = (low + high) / 2
         low, high = (middle, high) if _log_union(atoms, middle) > log_delta else (low, middle)
-    jump = saddle_for_epsilon(atoms, low)
-    tail = math.exp(min(0.0, max(log_delta - jump.cumulant + jump.tilt * low, -600.0)))
-    jump = replace(jump, mean=low, tail=tail)
-    whole = smooth.tilt * smooth.deviation < 2 * math.sqrt(2 * max(1.0, -log_delta))
-    return [smooth, jump] if whole and abs(smooth.log_delta - log_delta) < 2 else [jump, smooth]
+    width = 1e-3 * low + 1e-12
+    return low, max((_log_union(atoms, low) - _log_union(atoms, low + width)) / width, 1.0)
+
+
+def cut_for(atoms: Sequence[Atoms], expected: float) -> float:
+    """The loss that the whole composition is expected to exceed `expected` times in a single mechanism."""
+    losses = np.concatenate([part.losses for part in atoms])
+    masses = np.concatenate([part.count * part.masses for part in atoms])
+    order = np.argsort(losses)[::-1]
+    beyond = np.cumsum(masses[order])
+    place = int(np.searchsorted(beyond, expected, side="right"))
+    return float(losses[order][min(place, len(order) - 1)])
+
+
+def near(atoms: Sequence[Atoms], cut: float) -> list[Atoms]:
+    """The atoms without losses beyond the cut."""
+    return [replace(p, losses=p.losses[p.losses <= cut], masses=p.masses[p.losses <= cut]) for p in atoms]
+
+
+def saddle_against(atoms: Sequence[Atoms], epsilon: float, enough: float) -> Saddle:
+    """The saddle whose mean is epsilon, or an earlier one at which the rate function is already `enough`."""
+    return _bisected(atoms, lambda s: s.mean < epsilon and s.tilt * epsilon - s.cumulant < enough)
 
 
 def saddle_for_epsilon(atoms: Sequence[Atoms], epsilon: float) -> Saddle:
@@ -122,7 +141,8 @@ def _bisected(atoms: Sequence[Atoms], too_small: Callable[[Saddle], bool]) -> Sa
     start = saddle_at(atoms, 0.0)
     if not too_small(start):
         return start
-    low, high = math.log(1e-3 / max(start.deviation, 1e-9)), math.log(_LARGEST_TILT)
+    widest = max(float(part.losses[-1]) for part in atoms)
+    low, high = math.log(1e-3 / max(start.deviation, widest, 1e-9)), math.log(_LARGEST_TILT)
     low = min(low, high - 1)
     below, above = start, saddle_at(atoms, math.exp(high))
     for _ in range(60):
@@ -148,10 +168,12 @@ def _log_union(atoms: Sequence[Atoms], epsilon: float) -> float:
 def window_for(atoms: Sequence[Atoms], saddle: Saddle, *, outside: float, step: float) -> Window:
     """The shortest window that Chernoff's bound leaves with less than `outside` of the tilted mass on either side."""
     deviation = max(saddle.deviation, step)
-    exponents = np.geomspace(0.2, 60.0, 24) / deviation
+    widest = max(float(part.losses[-1]) for part in atoms)
+    exponents = np.geomspace(min(0.2 / deviation, 3 / widest), 60.0 / deviation, 24)
     needed = -math.log(outside)
-    above = sum((p.count * p.log_mgf(saddle.tilt + exponents) for p in atoms), np.zeros(24)) - saddle.cumulant
-    below = sum((p.count * p.log_mgf(saddle.tilt - exponents) for p in atoms), np.zeros(24)) - saddle.cumulant
+    spreading = _spreading(atoms, saddle, step) * exponents**2 / 2 - saddle.cumulant
+    above = sum((p.count * p.log_mgf(saddle.tilt + exponents) for p in atoms), spreading)
+    below = sum((p.count * p.log_mgf(saddle.tilt - exponents) for p in atoms), spreading)
     high, low = (above + needed) / exponents, -(below + needed) / exponents
     best_high, best_low = int(np.argmin(high)), int(np.argmax(low))
     bottom = float(low[best_low]) - 4 * step
@@ -160,22 +182,25 @@ def window_for(atoms: Sequence[Atoms], saddle: Saddle, *, outside: float, step: 
     return Window(saddle.tilt, bottom, size, float(exponents[best_high]), float(exponents[best_low]))
 
 
-def step_for(atoms: Sequence[Atoms], saddle: Saddle, tolerance: float, per_deviation: float) -> float:
+def step_for(atoms: Sequence[Atoms], saddle: Saddle, tolerance: float, per_deviation: float, slope: float) -> float:
     """The widest step whose spreading of the losses moves epsilon by less than the tolerance, roughly.
 
-    A cell of width h adds a variance of h^2 / 6, or |loss| h where the law is narrower than the cell beside 0.
+    Where log(delta) falls by `slope`, a variance v moves epsilon by (slope + 1) v / 2.
     """
-    spread = max(saddle.deviation, 1e-12)
-    step = spread / per_deviation
+    step = max(saddle.deviation, 1e-12) / per_deviation
     for _ in range(80):
-        added = sum(
-            p.count * float(p.tilted(saddle.tilt) @ np.minimum(step * step / 6, np.abs(p.losses - p.anchor) * step))
-            for p in atoms
-        )
-        if added * (saddle.tilt + 1) / 2 <= tolerance:
+        if _spreading(atoms, saddle, step) * (slope + 1) / 2 <= tolerance:
             break
         step *= 0.8
     return step
+
+
+def _spreading(atoms: Sequence[Atoms], saddle: Saddle, step: float) -> float:
+    """The variance that a grid adds: h^2 / 6 a cell, or |loss| h where the law is narrower than the cell beside 0."""
+    return sum(
+        p.count * float(p.tilted(saddle.tilt) @ np.minimum(step * step / 6, np.abs(p.losses - p.anchor) * step))
+        for p in atoms
+    )
 
 
 def lowest(part: Atoms, saddle: Saddle) -> float:

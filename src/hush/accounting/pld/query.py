@@ -4,10 +4,13 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
+import numpy as np
+
 from hush.accounting.pld import pilot
 from hush.accounting.pld.compose import Tail, compose
-from hush.accounting.pld.curves import Curve
+from hush.accounting.pld.curves import Array, Curve
 from hush.accounting.pld.discretise import Grid, optimistic, pessimistic
+from hush.accounting.pld.jumps import Split, split
 
 RELATIVE, ABSOLUTE = 1e-3, 1e-4  # the interval aimed at: 0.1 % of epsilon, or 1e-4
 _SMALLEST = 1e-290
@@ -65,22 +68,49 @@ def _larger(one: Interval, other: Interval) -> Interval:
 
 def _epsilon(parts: Sequence[Part], target: float) -> Interval:
     atoms = _atoms(parts, target)
+    saddle, whole = pilot.saddle_for_delta(atoms, math.log(target))
+    start = _Guess(max(saddle.mean, 0.0), saddle.tilt)
+
+    def tilted(_: _Guess, aim: _Aim) -> _Pair:
+        return _tails(parts, atoms, saddle, aim)
+
+    def jumping(guess: _Guess, aim: _Aim) -> _Pair:
+        return _splits(parts, atoms, guess, aim)
+
+    jump = _Guess(*pilot.one_jump(atoms, math.log(target)))
+    ways = [(tilted, start), (jumping, jump)] if whole or target > 1e-3 else [(jumping, jump), (tilted, start)]
+    if any(part.above.lattice > 0 for part in parts):
+        ways = [(tilted, start)]  # few losses, all of one size
     best = Interval(0.0, math.inf)
-    for saddle in pilot.saddles_for_delta(atoms, math.log(target)):
-        tolerance = 0.2 * max(RELATIVE * saddle.mean, ABSOLUTE)
-        for round_ in range(_ROUNDS):
-            pair = _tails(parts, atoms, saddle, _Aim(target, tolerance, 8.0 * 4**round_))
-            nudge = 0.02 * max(RELATIVE * saddle.mean, ABSOLUTE)
-            upper = _solve_upper(pair.above, max(saddle.mean, 0.0), target, nudge)
-            lower = _solve_lower(pair.below, max(saddle.mean, 0.0), target, nudge)
-            best = Interval(max(best.lower, lower), min(best.upper, upper))
-            width, goal = best.upper - best.lower, 0.95 * max(RELATIVE * best.upper, ABSOLUTE)
-            if best.upper < math.inf and width <= goal:
-                return best
-            if pair.finest:
-                break
-            tolerance *= min(0.4, max(0.02, 0.6 * goal / width)) if width < math.inf else 0.4
+    for way, guess in ways:
+        best = _refined(way, guess, target, best)
+        if _width_over_goal(best) <= 1:
+            break
     return best
+
+
+def _refined(way: Callable[["_Guess", "_Aim"], "_Pair"], guess: "_Guess", target: float, best: Interval) -> Interval:
+    """The interval after up to a few rounds on ever finer grids."""
+    tolerance = 0.2 * max(RELATIVE * guess.epsilon, ABSOLUTE)
+    for round_ in range(_ROUNDS):
+        pair = way(guess, _Aim(target, tolerance, 8.0 * 4**round_))
+        nudge = 0.02 * max(RELATIVE * guess.epsilon, ABSOLUTE)
+        upper = _solve_upper(pair.above, guess.epsilon, target, nudge)
+        lower = _solve_lower(pair.below, guess.epsilon, target, nudge)
+        best = Interval(max(best.lower, lower), min(best.upper, upper))
+        over = _width_over_goal(best)
+        if over <= 1 or pair.finest:
+            break
+        if upper < math.inf:
+            guess = _Guess(upper, max(pair.above.delta(upper)[2] / target, 0.0))
+        tolerance *= min(0.4, max(0.02, 0.6 / over))
+    return best
+
+
+def _width_over_goal(found: Interval) -> float:
+    if found.upper == math.inf:
+        return math.inf
+    return (found.upper - found.lower) / (0.95 * max(RELATIVE * found.upper, ABSOLUTE))
 
 
 def _delta(parts: Sequence[Part], epsilon: float) -> Interval:
@@ -96,11 +126,27 @@ def _delta(parts: Sequence[Part], epsilon: float) -> Interval:
     best = Interval(0.0, 1.0)
     for round_ in range(_ROUNDS):
         pair = _tails(parts, atoms, saddle, _Aim(target, tolerance, 8.0 * 4**round_))
-        best = Interval(max(best.lower, pair.below.delta(epsilon)[0]), min(best.upper, pair.above.delta(epsilon)[1]))
-        if best.upper - best.lower <= RELATIVE * best.upper or pair.finest:
+        best = _at(pair, epsilon, best)
+        if best.upper - best.lower <= RELATIVE * best.upper:
+            return best
+        if pair.finest:
             break
         tolerance *= 0.2
+    if not any(part.above.lattice > 0 for part in parts):
+        for round_ in range(3):
+            aim = _Aim(max(best.lower or best.upper, _SMALLEST), 0.1 * RELATIVE / (saddle.tilt + 1), 8.0 * 4**round_)
+            pair = _splits(parts, atoms, _Guess(epsilon, saddle.tilt), aim)
+            best = _at(pair, epsilon, best)
+            if best.upper - best.lower <= RELATIVE * best.upper or pair.finest:
+                break
     return best
+
+
+def _at(pair: "_Pair", epsilon: float, best: Interval) -> Interval:
+    """The interval at this epsilon, where it is narrower than the best so far; losses are blurred by round-off."""
+    low = pair.below.delta(epsilon + pair.below.blur)[0]
+    high = pair.above.delta(max(0.0, epsilon - pair.above.blur))[1]
+    return Interval(max(best.lower, low), min(best.upper, high))
 
 
 def _atoms(parts: Sequence[Part], target: float) -> list[pilot.Atoms]:
@@ -119,15 +165,23 @@ class _Aim:
 
 @dataclass(frozen=True)
 class _Pair:
-    above: Tail
-    below: Tail
+    above: Tail | Split
+    below: Tail | Split
     finest: bool
+
+
+@dataclass(frozen=True)
+class _Guess:
+    """Roughly the answer, and -d(log delta)/d(epsilon) there."""
+
+    epsilon: float
+    slope: float
 
 
 def _tails(parts: Sequence[Part], atoms: Sequence[pilot.Atoms], saddle: pilot.Saddle, aim: _Aim) -> _Pair:
     """The composition once too large, once too small, on a grid that should keep epsilon within the tolerance."""
     share = min(max(0.02 * saddle.tilt * aim.tolerance, 1e-8), 1e-4)
-    step = pilot.step_for(atoms, saddle, aim.tolerance, aim.per_deviation)
+    step = pilot.step_for(atoms, saddle, aim.tolerance, aim.per_deviation, saddle.tilt)
     reach = [(pilot.lowest(a, saddle), float(a.losses[-1])) for a in atoms]
     longest = max(high - low for low, high in reach)
     finest = False
@@ -148,30 +202,86 @@ def _tails(parts: Sequence[Part], atoms: Sequence[pilot.Atoms], saddle: pilot.Sa
     return _Pair(compose(above, window), compose(below, window), finest)
 
 
-def _solve_upper(tail: Tail, start: float, target: float, nudge: float) -> float:
+def _splits(parts: Sequence[Part], atoms: Sequence[pilot.Atoms], guess: _Guess, aim: _Aim) -> _Pair:
+    """As `_tails`, with the far losses conditioned on: fine near 0, wide steps beyond the cut."""
+    goal = max(RELATIVE * guess.epsilon, ABSOLUTE)
+    share = min(max(0.02 * guess.slope * goal, 1e-7), 1e-3)  # of delta
+    expected = math.sqrt(2 * share * aim.target)
+    cut = pilot.cut_for(atoms, expected)
+    bodies = pilot.near(atoms, cut)
+    calm = pilot.saddle_at(bodies, 0.0)
+    saddle = pilot.saddle_against(bodies, guess.epsilon, 25 - math.log(aim.target))
+    rate = saddle.tilt * guess.epsilon - saddle.cumulant
+    step = pilot.step_for(bodies, calm, aim.tolerance, aim.per_deviation, guess.slope)
+    if rate < 7 - math.log(aim.target):
+        step = min(step, pilot.step_for(bodies, saddle, aim.tolerance, aim.per_deviation, saddle.tilt))
+    reach = [
+        (min(pilot.lowest(b, calm), pilot.lowest(b, saddle)), float(a.losses[-1]))
+        for a, b in zip(atoms, bodies, strict=True)
+    ]
+    lowest = min(low for low, _ in reach)
+    finest = False
+    while True:
+        inside = share * min(1.0, math.exp(min(rate + math.log(aim.target), 0.0)))
+        body = pilot.window_for(bodies, saddle, outside=inside, step=step)
+        beside = pilot.window_for(bodies, calm, outside=share * min(1.0, aim.target / expected), step=step)
+        if max(body.size, beside.size, (cut - lowest) / step) <= pilot.LARGEST_SIZE:
+            break
+        step, finest = step * 1.5, True
+    above: list[tuple[Grid, int]] = []
+    below: list[tuple[Grid, int]] = []
+    ratio = 0.032 / math.sqrt(aim.per_deviation)
+    for part, (low, high) in zip(parts, reach, strict=True):
+        last = max(math.ceil(min(cut, high) / step) + 1, 8)
+        far = _far(last * step, high, step, ratio)
+        above.append((pessimistic(part.above, min(math.floor(low / step), -2), last, step, far), part.count))
+        low = max(min(low, pilot.lowest_put(part.below)), cut - step * pilot.LARGEST_SIZE)
+        below.append((optimistic(part.below, min(math.floor(low / step), -2), last, step, far), part.count))
+    return _Pair(split(above, body, beside), split(below, body, beside), finest)
+
+
+def _far(start: float, end: float, step: float, ratio: float) -> Array:
+    """Losses beyond start, each larger by the ratio, or by a step where that is more."""
+    losses = [start]
+    while losses[-1] < end:
+        losses.append(losses[-1] + max(step, ratio * losses[-1]))
+    return np.array(losses[1:])
+
+
+def _solve_upper(tail: Tail | Split, start: float, target: float, nudge: float) -> float:
     """An epsilon at which the upper bound of delta is at most the target; infinite if none was found."""
     if tail.delta(0.0)[1] <= target:
         return 0.0
     guess = _newton(lambda at: tail.delta(at)[1:], start, target, nudge)
+    step = nudge
     for _ in range(60):
-        guess += nudge
-        if tail.delta(guess)[1] <= target:
-            return guess * (1 + 1e-13)
-        nudge *= 2
+        if tail.delta(guess + step)[1] <= target:
+            found = _nearest(lambda at: tail.delta(at)[1] <= target, guess + step, guess, nudge)
+            return found * (1 + 1e-13) + tail.blur
+        guess, step = guess + step, 2 * step
     return math.inf
 
 
-def _solve_lower(tail: Tail, start: float, target: float, nudge: float) -> float:
+def _solve_lower(tail: Tail | Split, start: float, target: float, nudge: float) -> float:
     """An epsilon at which the lower bound of delta is still above the target; 0 if none was found."""
     guess = _newton(lambda at: tail.delta(at)[::2], start, target, nudge)
-    for _ in range(60):
-        guess -= nudge
-        if guess <= 0:
-            return 0.0
-        if tail.delta(guess)[0] > target:
-            return guess * (1 - 1e-13)
-        nudge *= 2
+    step = nudge
+    while guess - step > 0:
+        if tail.delta(guess - step)[0] > target:
+            found = _nearest(lambda at: tail.delta(at)[0] > target, guess - step, guess, nudge)
+            return max(0.0, found * (1 - 1e-13) - tail.blur)
+        guess, step = guess - step, 2 * step
     return 0.0
+
+
+def _nearest(holds: Callable[[float], bool], good: float, bad: float, nudge: float) -> float:
+    """A point where the condition was seen to hold, if possible close to `bad` or to one where it fails."""
+    for _ in range(16):
+        if abs(good - bad) <= 1.5 * nudge:
+            break
+        middle = (good + bad) / 2
+        good, bad = (middle, bad) if holds(middle) else (good, middle)
+    return good
 
 
 def _newton(bound: Callable[[float], tuple[float, float]], start: float, target: float, nudge: float) -> float:
