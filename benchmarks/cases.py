@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 
 import torch
@@ -25,6 +25,7 @@ class Case:
     batch: Callable[[], tuple[Tensor, Tensor]]
     autocast: bool = False
     losses: Callable[[Tensor, Tensor], Tensor] = class_losses
+    channels_last: bool = False
 
     def forward(self, model: Callable[[Tensor], Tensor], x: Tensor, y: Tensor) -> Tensor:
         """One loss per example, in fp32."""
@@ -161,6 +162,11 @@ def cases(device: str) -> dict[str, Case]:
     if cuda:
         words = partial(texts, vocabulary=50257)
         language = {"autocast": True, "losses": token_losses}
+        small += [
+            replace(case, name=f"{case.name}-nhwc", channels_last=True)
+            for case in small
+            if case.name in ("cnn24", "wrn16-4")
+        ]
         small += [
             Case("gpt2-512", partial(gpt2, 512), partial(words, 16, 512), **language),
             Case("gpt2-2048", partial(gpt2, 2048), partial(words, 4, 2048), **language),

@@ -28,6 +28,8 @@ def prepare(case: Case, device: str) -> tuple[nn.Module, Tensor, Tensor, torch.o
     torch.manual_seed(0)
     model = case.model().to(device).train()
     x, y = (tensor.to(device) for tensor in case.batch())
+    if case.channels_last:
+        model, x = model.to(memory_format=torch.channels_last), x.contiguous(memory_format=torch.channels_last)
     trainable = [p for p in model.parameters() if p.requires_grad]
     return model, x, y, torch.optim.SGD(trainable, lr=1e-3)
 
@@ -78,7 +80,11 @@ def _captured(step: Step) -> Step:
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph, stream=stream):
         step()
-    return graph.replay
+
+    def replay(step: Step = step) -> None:  # the model and the batch must outlive the graph that reads them
+        graph.replay()
+
+    return replay
 
 
 def _private(case: Case, device: str) -> tuple[Private, nn.Module, Tensor, Tensor, torch.optim.Optimizer]:
@@ -102,16 +108,21 @@ def hush_eager(case: Case, device: str) -> Step:
     return step
 
 
-def hush_captured(case: Case, device: str) -> Step:
+def hush_compiled(case: Case, device: str) -> Step:
+    """As `hush_captured`, the region compiled by Inductor before it is captured."""
+    return hush_captured(case, device, compile=True)
+
+
+def hush_captured(case: Case, device: str, compile: bool = False) -> Step:
     """hush with forward, backward, norms and clipping as one region, a CUDA graph on a GPU; batches carry a mask."""
     private, model, x, y, optimizer = _private(case, device)
     lots = private.lots()
-    run = private.capture(lambda x, y: case.forward(model, x, y))
+    run = private.capture(lambda x, y: case.forward(model, x, y), compile=compile)
 
     def step() -> None:
         lot = next(lots)
-        for _, mask in lot.batches(len(x), pad=True):
-            run(x, y, mask=mask.to(device))
+        for _ in lot.batches(len(x), pad=True):  # the lot keeps the mask itself
+            run(x, y)
         private.step(optimizer)
 
     return step
@@ -192,6 +203,6 @@ def forms(device: str) -> dict[str, Callable[[Case, str], Step]]:
         found |= {"plain compiled+captured": plain_compiled_captured}
     found["hush"] = hush_eager
     if device == "cuda":
-        found["hush captured"] = hush_captured
+        found |= {"hush captured": hush_captured, "hush compiled+captured": hush_compiled}
     found |= {"opacus hooks": opacus_hooks, "opacus ghost": opacus_ghost}
     return found

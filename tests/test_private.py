@@ -372,6 +372,7 @@ def test_the_bound_covers_every_batch_and_forgets_no_slack() -> None:
     assert empty.sensitivity == pytest.approx(3.3, rel=1e-9), "an empty lot has the bound of the others"
     borrowed = batch(1.0, 2.0)
     total.add(borrowed, FlatClip(2.0), borrowed=True)
+    total.keep()
     borrowed.tensors["w"].zero_()
     assert total.total(parameters, FlatClip(2.0)).tensors["w"].tolist() == [1.0, 1.0]
 

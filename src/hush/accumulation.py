@@ -22,24 +22,39 @@ class LotSum:
         self.slack = slack
         self._tensors: dict[str, Tensor] | None = None
         self._count: BoundedSum | None = None
+        self._borrowed = False
 
     def clear(self) -> None:
-        self._tensors, self._count = None, None
+        self._tensors, self._count, self._borrowed = None, None, False
+
+    @property
+    def borrowed(self) -> bool:
+        """Whether the sum lies in tensors of somebody who will write into them again."""
+        return self._borrowed
+
+    def keep(self) -> None:
+        """Copy what is borrowed, before its owner overwrites it."""
+        if self._borrowed and self._tensors is not None:
+            self._tensors = {name: tensor.clone() for name, tensor in self._tensors.items()}
+        self._borrowed = False
 
     @torch.no_grad()
     def add(self, batch: BoundedSum, clip: Clip, *, borrowed: bool = False) -> None:
-        """Add a batch; `borrowed` tensors are copied because their owner will overwrite them."""
+        """Add a batch; of `borrowed` tensors the owner must call `keep` before it writes into them again."""
         for exact, group in zip(clip.groups(batch.tensors), batch.groups, strict=True):
             if math.isfinite(exact.bound):
                 self.slack = max(self.slack, group.bound / exact.bound - 1)
         if self._tensors is None:
-            self._tensors = {name: t.clone() if borrowed else t.detach() for name, t in batch.tensors.items()}
+            self._tensors, self._borrowed = {name: t.detach() for name, t in batch.tensors.items()}, borrowed
             self._count = batch.count
             return
         for name, tensor in batch.tensors.items():
             if self._tensors[name].dtype != torch.float64:
                 self._tensors[name] = self._tensors[name].double()
+            elif self._borrowed:
+                self._tensors[name] = self._tensors[name].clone()
             self._tensors[name] += tensor
+        self._borrowed = False
         self._count = self._count + batch.count if self._count is not None and batch.count is not None else None
 
     def total(self, parameters: Mapping[str, Tensor], clip: Clip) -> BoundedSum:

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from hush.accounting.bounds import Bounds
 from hush.accumulation import LotSum
-from hush.capture import Region
+from hush.capture import PlannedRelease, Region, Update
 from hush.charging import ChargeAccount, open_account
 from hush.course import Course
 from hush.discrete import add_discrete_noise
@@ -21,7 +21,7 @@ from hush.gradients.clipped import clipped_sum
 from hush.guards import Guard, check_groups, check_optimizer
 from hush.ledger import Ledger
 from hush.lots import Handed, Lot
-from hush.noise import add_noise, standard_deviations
+from hush.noise import Part, add_noise, standard_deviations
 from hush.normals import Normals
 from hush.optim import NoiseAware
 from hush.plan import Plan, clip_from_dict, clip_to_dict
@@ -81,6 +81,7 @@ class Private:
         self._normals, self._count_normals = Normals(self._course.key), Normals(self._course.key, "count")
         self._clip = plan.clip
         self._sum = LotSum()
+        self._update = Update()
         self._lot: Lot | None = None
         self._closed = False
 
@@ -127,6 +128,11 @@ class Private:
         """Release the lot's sum with noise, divided by L, as the gradient, and let the optimizer use it."""
         self._open_lot("step")
         check_optimizer(optimizer, self._parameters.values())
+        update = self._captured_update(optimizer)
+        if update is not None:
+            self._close_lot()  # before the noise is used: whatever happens, it is never drawn again
+            update()
+            return
         deviations = self._release()
         self._close_lot()  # before the optimizer: whatever happens there, this lot's noise is never drawn again
         if isinstance(optimizer, NoiseAware):
@@ -143,14 +149,16 @@ class Private:
         self._open_lot("abandon")
         self._close_lot()
 
-    def capture(self, losses_of: Callable[..., Tensor], *, copies: int = 1) -> "Captured":
+    def capture(self, losses_of: Callable[..., Tensor], *, copies: int = 1, compile: bool = False) -> "Captured":
         """The forward pass as a function of a batch, so that it runs with backward as one region.
 
         `run = private.capture(losses_of)` is called in the loop as `run(*batch, mask=mask)` in place of computing the
         losses and calling `backward`, with the same results. On a GPU, padded batches with their mask are captured
-        once and replayed. The first call checks `losses_of` as `hush.check` does, unless the run has selfcheck=False.
+        once and replayed; with `compile` Inductor fuses them first, which takes a minute for a large model and rounds
+        half precision in other places. The first call checks `losses_of` as `hush.check` does, unless the run has
+        selfcheck=False.
         """
-        return Captured(self, losses_of, copies)
+        return Captured(self, losses_of, copies, compile)
 
     # What was spent, and where the run stands ------------------------------------------------------------------------
 
@@ -246,6 +254,17 @@ class Private:
             self._clip = clip.updated(noised_count=noised["count"].item(), expected_size=self.plan.lots.expected_size)
         return {name: deviation * scale for name, deviation in standard_deviations(total, noise).items()}
 
+    def _captured_update(self, optimizer: torch.optim.Optimizer) -> Callable[[], None] | None:
+        """Noise and optimizer as one CUDA graph, where the sum lies in tensors that a graph will write again."""
+        joint, clip = self._course.noise(), self._clip.at(self._course.step)
+        if not self._sum.borrowed or self._discrete or joint == 0 or isinstance(clip, QuantileClip):
+            return None
+        total = self._sum.total(self._parameters, clip)
+        deviations = standard_deviations(total, joint)
+        parts = [Part(total.tensors[name], deviations[name], total.tensors[name]) for name in self._parameters]
+        planned = PlannedRelease(parts, 1 / self.plan.lots.expected_size, self._normals, self._course.step)
+        return self._update.prepare(optimizer, list(self._parameters.values()), planned)
+
     def _prepare_noise(self) -> None:
         """Let the noise of this lot be drawn while its gradients are computed."""
         count = sum(parameter.numel() for parameter in self._parameters.values())
@@ -266,11 +285,12 @@ class Private:
 class Captured:
     """The forward pass of a run as one region with backward; made by `Private.capture`."""
 
-    def __init__(self, private: Private, losses_of: Callable[..., Tensor], copies: int) -> None:
+    def __init__(self, private: Private, losses_of: Callable[..., Tensor], copies: int, compile: bool) -> None:
         self._private = private
         self._losses_of = losses_of
         self._copies = copies
-        self._region = Region(losses_of, copies=copies, allow_unused=not private._selfcheck)
+        unused = not private._selfcheck
+        self._region = Region(losses_of, copies=copies, allow_unused=unused, compile=compile)
         self._checked = not private._selfcheck
 
     def __call__(self, *batch: Any, mask: Tensor | None = None) -> None:
@@ -282,8 +302,10 @@ class Captured:
         device = next(iter(run._parameters.values())).device
         handed = handed._replace(mask=_both(mask, handed.mask, device))
         clip = run._clip.at(run._course.step)
+        run._sum.keep()  # the region writes where it wrote before
         total = self._region(run._parameters, clip, batch, handed)
-        run._guard.after_forward()
+        if not self._region.replayed:
+            run._guard.after_forward()
         run._sum.add(total, clip, borrowed=True)
         run._open_lot("backward").in_hand = None
 

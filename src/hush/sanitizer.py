@@ -78,7 +78,7 @@ class Sanitizer:
                 bounded = torch.where(finite[:, None], row, 0.0) * factors[:, None]
                 sums[name] = bounded.sum(dim=0).view(gradients[name].shape[1:])
             groups.append(Group(group.names, group.bound * (1 + _SLACK)))
-        assert slack(examples, 1, torch.float64) <= _SLACK
+        assert slack(examples * (examples + 2.0), torch.float64) <= _SLACK
         return BoundedSum({name: sums[name] for name in gradients}, tuple(groups))
 
 

@@ -17,9 +17,10 @@ from torch.autograd.graph import GradientEdge
 from hush.gradients.site import Layout
 
 _BASE = 4
-_SIGNIFICANT = 2.0**-6
-_TOLERANCE = 2.0**-13
-"""Scaling is exact; the tolerance is for kernels that add in no fixed order."""
+_STEADY = 2.0**-6, 2.0**-13
+"""Which part of the largest entry of a row counts, and how far its ratio may be off a power of two."""
+_UNSTEADY = 2.0**-2, 2.0**-2
+"""The same where gradients differ from one pass to the next, in half precision by whole units in the last place."""
 _ABOVE_UNDERFLOW = 2.0**20
 """Numbers closer than this to the smallest normal one tell nothing: near it scaling rounds."""
 
@@ -44,11 +45,14 @@ def probe(losses: Tensor, edges: Sequence[GradientEdge]) -> list[Finding]:
     batch = losses.shape[0]
     codes = _codes(batch).to(losses.device)
     plain = _gradients(losses, edges, torch.ones_like(losses))
+    # On a GPU some kernels (attention's) add up in no fixed order: their gradients differ from one pass to the next.
+    again = _gradients(losses, edges, torch.ones_like(losses)) if losses.is_cuda else plain
+    steady = [_same(one, other) for one, other in zip(plain, again, strict=True)]
     seen: list[list[list[Tensor | None]]] = [[] for _ in edges]
     for code in codes:
         weighted = _gradients(losses, edges, torch.exp2(code.to(losses.dtype)))
         for place, (before, after) in enumerate(zip(plain, weighted, strict=True)):
-            seen[place].append(_exponents(before, after))
+            seen[place].append(_exponents(before, after, _STEADY if steady[place] else _UNSTEADY))
     blank = [gradient is None or not bool(gradient.any()) for gradient in plain]
     return [_finding(per_code, codes, batch, empty) for per_code, empty in zip(seen, blank, strict=True)]
 
@@ -62,36 +66,24 @@ def _codes(batch: int) -> Tensor:
 
 
 def _gradients(losses: Tensor, edges: Sequence[GradientEdge], weights: Tensor) -> list[Tensor | None]:
-    with _deterministic(losses):
-        return list(torch.autograd.grad(losses, edges, weights, retain_graph=True, allow_unused=True))
+    return list(torch.autograd.grad(losses, edges, weights, retain_graph=True, allow_unused=True))
 
 
-@contextmanager
-def _deterministic(losses: Tensor) -> Iterator[None]:
-    """On a GPU, kernels that add up in a fixed order: others (attention's) round differently each time they run."""
-    if not losses.is_cuda:
-        yield
-        return
-    before, warns = torch.are_deterministic_algorithms_enabled(), torch.is_deterministic_algorithms_warn_only_enabled()
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # about nodes that know no fixed order: the probe tolerates some rounding
-        torch.use_deterministic_algorithms(True, warn_only=True)
-        try:
-            yield
-        finally:
-            torch.use_deterministic_algorithms(before, warn_only=warns)
+def _same(one: Tensor | None, other: Tensor | None) -> bool:
+    return one is other or (one is not None and other is not None and torch.equal(one, other))
 
 
-def _exponents(before: Tensor | None, after: Tensor | None) -> list[Tensor | None]:
+def _exponents(before: Tensor | None, after: Tensor | None, limits: tuple[float, float]) -> list[Tensor | None]:
     """For each dimension the exponent of each row, -1 where all is zero; None if a row has no single one."""
     if before is None or after is None:
         return []
+    significant, tolerance = limits
     least = torch.finfo(before.dtype).tiny * (1 if before.dtype == torch.float16 else _ABOVE_UNDERFLOW)
     before, after = before.float(), after.float()
     usable = (before.abs() > least) & before.isfinite() & after.isfinite()
     ratio = torch.where(usable, after, 1) / torch.where(usable, before, 1)
     exponent = torch.where(ratio > 0, ratio, 0.1).log2().round()
-    exact = (exponent >= 0) & (exponent < _BASE) & ((ratio - exponent.exp2()).abs() <= _TOLERANCE * ratio)
+    exact = (exponent >= 0) & (exponent < _BASE) & ((ratio - exponent.exp2()).abs() <= tolerance * ratio)
     magnitude = torch.where(usable, before.abs(), 0)
     found: list[Tensor | None] = []
     for dim in range(before.dim()):
@@ -100,7 +92,7 @@ def _exponents(before: Tensor | None, after: Tensor | None) -> list[Tensor | Non
             found.append(torch.full((before.shape[dim],), -1, device=before.device))
             continue
         exponents = exponent.movedim(dim, 0).reshape(rows.shape)
-        counts = (rows >= _SIGNIFICANT * rows.amax(1, keepdim=True)) & (rows > 0)
+        counts = (rows >= significant * rows.amax(1, keepdim=True)) & (rows > 0)
         high = torch.where(counts, exponents, -1).amax(1)
         low = torch.where(counts, exponents, _BASE).amin(1)
         fine = (exact.movedim(dim, 0).reshape(rows.shape) | ~counts).all(1) & ((high == low) | (high < 0))

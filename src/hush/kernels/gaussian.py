@@ -109,6 +109,7 @@ class Release:
         table[:9] = state_words(subkey, step)
         addresses = np.array([tensor.data_ptr() for tensor in (*totals, *outs)], np.int64)
         table[9:] = np.concatenate([np.cumsum((0, *sizes)), addresses, np.array(deviations, np.float64).view(np.int64)])
+        self._host = table
         self._table = _to_device(table, totals[0].device)
 
     def launch(self) -> None:
@@ -121,6 +122,12 @@ class Release:
                 self._table, self._first_segments, self._count, len(self._keep[0]), self._scale,
                 Total=self._types[0], Out=self._types[1], lanes=LANES,
             )  # fmt: skip
+
+    def at(self, step: int, deviations: Sequence[float]) -> None:
+        """Take the numbers of this step, at these deviations; copies a table to the device and waits for nothing."""
+        self._host[0] = state_words(bytes(32), step)[0]
+        self._host[len(self._host) - len(deviations) :] = np.array(deviations, np.float64).view(np.int64)
+        self._table.copy_(_to_device(self._host.copy(), self._table.device), non_blocking=True)
 
     def next_step(self) -> None:
         """Move on to the next step's numbers; may be captured together with `launch`."""
@@ -142,7 +149,7 @@ def release(parts: Sequence[tuple[Tensor, float, Tensor]], *, scale: float, subk
     wide = torch.float64 if any(part[0].dtype == torch.float64 for part in parts) else torch.float32
     copies = []
     for total, deviation, _ in parts:
-        copy = total.to(wide, memory_format=torch.contiguous_format)
+        copy = total.to(wide).contiguous()
         copies.append((copy, deviation, torch.empty_like(copy)))
     Release(copies, scale=scale, subkey=subkey, step=step).launch()
     for (_, _, out), (_, _, released) in zip(parts, copies, strict=True):
