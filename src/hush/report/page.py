@@ -114,6 +114,8 @@ def _charts(statement: "Statement") -> list[str]:
     if held_out is not None:
         label = held_out["label"]
         points = [(entry["epoch"], entry[label]) for entry in history if entry.get(label) is not None]
+        trained = [point for point in points if point[0] > 0]
+        points = trained if len(trained) > 1 else points  # the untrained model would flatten the rest of the curve
         as_share = label == "accuracy"
         if points:
             charts.append(

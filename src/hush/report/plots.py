@@ -105,7 +105,7 @@ def ticks(low: float, high: float) -> list[float]:
     """
     rough = (high - low) / 4
     magnitude = 10.0 ** math.floor(math.log10(rough))
-    step = next(m * magnitude for m in (1, 2, 5, 10) if m * magnitude >= rough * 0.999)
+    step = next(m * magnitude for m in (1, 2, 4, 5, 10) if m * magnitude >= rough * 0.999)
     first, last = math.floor(low / step + 1e-9), math.ceil(high / step - 1e-9)
     return [round(i * step, 12) for i in range(first, last + 1)]
 
