@@ -66,6 +66,20 @@ def test_two_steps_are_the_integral(rate, noise, epsilon):
     assert back.upper - back.lower <= max(1e-3 * back.upper, 1e-4)
 
 
+@pytest.mark.parametrize(
+    ("rate", "noise", "epsilon"), [(7e-6, 0.45, 5.6), (1e-8, 0.335, 0.05), (1e-8, 0.335, 3.0), (1e-6, 0.6, 0.002)]
+)
+def test_one_rare_large_loss_is_the_integral(rate, noise, epsilon):
+    exact = max(SampledGaussian(rate, noise, remove=side).delta_of_two(epsilon) for side in (True, False))
+    event = PoissonSampled(rate, Gaussian(noise)) * 2
+    bounds = pld.epsilon(event, delta=float(exact))
+    assert contains(bounds, epsilon, slack=1e-9)
+    assert bounds.upper - bounds.lower <= max(1e-3 * bounds.upper, 1e-4)
+    held = pld.delta(event, epsilon=epsilon)
+    assert contains(held, exact, slack=1e-9)
+    assert held.upper - held.lower <= 0.02 * held.upper
+
+
 @pytest.mark.parametrize("noise", [0.3, 2.0, 1000.0])
 @pytest.mark.parametrize("steps", [1, 50, 10_000_000])
 @pytest.mark.parametrize("delta", [0.3, 1e-5, 1e-18])

@@ -3,8 +3,10 @@
 import math
 from itertools import product
 
+import mpmath as mp
 import numpy as np
 import pytest
+from scipy.special import erfcx, ndtr
 
 from hush.accounting.events import Gaussian, Laplace, PureDP
 from hush.accounting.pld import curves, query
@@ -12,6 +14,7 @@ from hush.accounting.pld.allocated import allocated
 from hush.accounting.pld.compose import Window, compose
 from hush.accounting.pld.discretise import Grid, optimistic, pessimistic
 from hush.accounting.pld.group import group
+from hush.accounting.pld.jumps import split
 
 BASES = {
     "gaussian": curves.of_mechanism(Gaussian(0.8)),
@@ -83,6 +86,74 @@ def test_composition_holds_the_exact_sum(count, tilt):
         assert low <= delta * (1 + 1e-13)
         assert delta + count * 1e-7 * 0.99 <= high
         assert high >= low
+
+
+@pytest.mark.parametrize("counts", [(1,), (6,), (3, 2)])
+def test_conditioning_on_a_jump_holds_the_exact_sum(counts):
+    rng = np.random.default_rng(sum(counts))
+    step, grids, terms = 0.02, [], {0.0: 1.0}
+    for count in counts:
+        near = rng.random(9)
+        far = np.array([0.31, 0.77, 1.9]) + rng.random(3) / 10
+        masses = np.concatenate([near / near.sum() * (1 - 4e-3), [2e-3, 1.5e-3, 0.4e-3]])
+        grid = Grid(step, -0.013, -4, masses[:9], 1e-4, far, masses[9:])
+        grids.append((grid, count))
+        losses = np.concatenate([grid.losses, far])
+        for _ in range(count):
+            after: dict[float, float] = {}
+            for total, mass in terms.items():
+                for loss, share in zip(losses, masses, strict=True):
+                    at = round(total + loss, 12)
+                    after[at] = after.get(at, 0.0) + mass * share
+            terms = after
+    sums, chances = np.array(list(terms)), np.array(list(terms.values()))
+    infinite = 1 - (1 - 1e-4) ** sum(counts)
+    body, beside = Window(3.0, -1.28, 128, 30.0, 30.0), Window(0.0, -1.28, 128, 30.0, 30.0)
+    found = split(grids, body, beside)
+    for epsilon in (0.05, 0.2, 0.5, 1.5):
+        exact = float(chances @ -np.expm1(np.minimum(epsilon - sums, 0.0)))
+        low, high, _ = found.delta(epsilon)
+        assert low <= exact * (1 + 1e-12)
+        assert exact + infinite * 0.999 <= high * (1 + 1e-12)
+        # What is left out is two jumps or more.
+        assert high - low <= 1.1 * (sum(counts) * 4e-3) ** 2 + 1.1e-4 * sum(counts) + 1e-9
+
+
+def test_two_jumps_are_charged():
+    # Both of two mechanisms jump by 1, half the time: nothing but two jumps reaches beyond 1.
+    grid = Grid(0.01, 0.0, -1, np.array([0.0, 0.5, 0.0]), 0.0, np.array([1.0]), np.array([0.5]))
+    window = Window(0.0, -2.56, 512, 10.0, 10.0)
+    found = split([(grid, 2)], window, window)
+    assert found.delta(1.5)[1] >= 0.25 * -math.expm1(1.5 - 2.0)
+    assert found.delta(0.5)[0] <= 0.5 * -math.expm1(0.5 - 1.0) + 0.25 * -math.expm1(0.5 - 2.0)
+    assert found.delta(0.5)[0] >= 0.5 * -math.expm1(0.5 - 1.0) - 1e-3
+
+
+def test_special_functions_are_as_accurate_as_the_certificate_assumes():
+    # curves.py allows them 8 units of round-off, numpy's exponentials and logarithms a part of 16.
+    rng = np.random.default_rng(1)
+    points = np.concatenate([rng.random(150) * 40, 10 ** rng.uniform(-12, 2, 150)])
+    with mp.workdps(40):
+        for at in points:
+            x = mp.mpf(float(at))
+            exact = {
+                erfcx: mp.exp(x * x) * mp.erfc(x),
+                ndtr: (1 + mp.erf(x / mp.sqrt(2))) / 2,
+                np.expm1: mp.expm1(x),
+                np.log1p: mp.log1p(x),
+            }
+            for function, value in exact.items():
+                assert abs(mp.mpf(float(function(at))) / value - 1) <= 8 * curves.UNIT, (function, at)
+
+
+@pytest.mark.parametrize(("size", "rate", "noise"), [(4, 0.1, 1.5), (30, 0.01, 0.6), (200, 0.002, 3.0)])
+def test_the_root_of_a_group_is_charged_with_its_residual(monkeypatch, size, rate, noise):
+    epsilons = np.array([0.001, 0.1, 1.0, 4.0])
+    exact, fine = group(size, rate, noise).call(epsilons)
+    monkeypatch.setattr("hush.accounting.pld.group._NEWTON_STEPS", 1)
+    rough, error = group(size, rate, noise).call(epsilons)
+    assert np.any(np.abs(rough - exact) > 10 * fine)  # one step is not enough, and the bound says so
+    assert np.all(np.abs(rough - exact) <= error + fine)
 
 
 def test_a_window_that_is_too_short_is_paid_for():

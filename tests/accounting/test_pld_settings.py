@@ -6,6 +6,7 @@ import resource
 import numpy as np
 import pytest
 
+from hush import accounting
 from hush.accounting import pld, renyi
 from hush.accounting.events import Gaussian, PoissonSampled
 
@@ -44,25 +45,17 @@ def check(chosen):
 
 @pytest.mark.parametrize("chunk", range(CHUNKS))
 def test_hazard_24_every_setting_has_a_narrow_interval(chunk):
-    # Known to be wide, and valid: delta reached by one rare, very large loss among a great many that say nothing.
-    # No exponential tilt joins the two, so what the FFT loses is not relative to the tail there.
     wide = check(settings(500, 2)[chunk::CHUNKS])
-    assert [found for found in wide if found[0][3] >= 1e-12 and not is_rare_jump(found[0])] == []
-    assert len([found for found in wide if found[0][3] >= 1e-12]) <= 2
-    assert len(wide) <= 5
-
-
-def is_rare_jump(setting):
-    rate, noise, _, _ = setting
-    return rate < 1e-5 and noise < 1
+    assert [found for found in wide if found[0][3] >= 1e-12] == []
+    assert len(wide) <= 2
 
 
 @pytest.mark.long
 @pytest.mark.parametrize("seed", range(100, 110))
 def test_many_more_settings(seed):
     wide = check(settings(300, seed))
-    assert [found for found in wide if found[0][3] >= 1e-12 and not is_rare_jump(found[0])] == []
-    assert len(wide) <= 15
+    assert [found for found in wide if found[0][3] >= 1e-12] == []
+    assert len(wide) <= 6
 
 
 def test_monotone_in_every_argument_up_to_the_width():
@@ -78,8 +71,12 @@ def test_monotone_in_every_argument_up_to_the_width():
             assert here.lower <= ask(*more).upper, (rate, noise, steps, delta, more)
 
 
-def test_never_above_renyi():
-    for rate, noise, steps, delta in settings(20, 4):
+def test_the_printed_upper_is_never_above_renyi():
+    for rate, noise, steps, delta in settings(40, 4):
         event = PoissonSampled(rate, Gaussian(noise)) * steps
-        bound = renyi.epsilon(event, delta=delta).upper
-        assert ask(rate, noise, steps, delta).upper <= bound * (1 + 1e-9) + 1e-4
+        printed = accounting.epsilon(event, delta=delta)
+        assert printed.upper <= renyi.epsilon(event, delta=delta).upper
+        # Taking the smaller of two valid bounds leaves the certified interval as it was, up to round-off.
+        certified = pld.epsilon(event, delta=delta)
+        assert printed.upper <= certified.upper
+        assert printed.upper >= certified.lower * (1 - 1e-9) - 1e-12

@@ -17,7 +17,7 @@ from hush.accounting.pld.curves import Array, Curve
 Parts = Sequence[tuple[Curve, int]]
 _SCAN = np.geomspace(1e-18, 1e6, 800)
 _LARGEST_TILT = 1e9
-LARGEST_SIZE = 1 << 21
+LARGEST_SIZE = 1 << 23
 
 
 @dataclass(frozen=True)
@@ -168,7 +168,7 @@ def _log_union(atoms: Sequence[Atoms], epsilon: float) -> float:
 def window_for(atoms: Sequence[Atoms], saddle: Saddle, *, outside: float, step: float) -> Window:
     """The shortest window that Chernoff's bound leaves with less than `outside` of the tilted mass on either side."""
     deviation = max(saddle.deviation, step)
-    widest = max(float(part.losses[-1]) for part in atoms)
+    widest = max(float(np.max(np.abs(part.losses[[0, -1]]))) for part in atoms)
     exponents = np.geomspace(min(0.2 / deviation, 3 / widest), 60.0 / deviation, 24)
     needed = -math.log(outside)
     spreading = _spreading(atoms, saddle, step) * exponents**2 / 2 - saddle.cumulant
