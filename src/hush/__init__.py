@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     from hush.accounting import Bounds, Budget, Filter, MomentsAccountant, Odometer
     from hush.averaging import Average
     from hush.batchnorm import replace_batchnorm
-    from hush.fitting import Conduct, HeldOut, Job, Upfront, paper_schedule
+    from hush.fitting import Conduct, HeldOut, Job, PrivacyWarning, Result, Upfront, paper_schedule
     from hush.fitting.fit import fit
     from hush.gradients import AutomaticClip, BoundedSum, FlatClip, PerLayerClip, QuantileClip, clipped_sum
     from hush.ledger import BudgetExhausted, Ledger, LedgerError
@@ -46,9 +46,11 @@ _ROOM = {
     "PerLayerClip": "gradients",
     "Plan": "plan",
     "PoissonLots": "lots",
+    "PrivacyWarning": "fitting",
     "Private": "private",
     "Projection": "pca",
     "QuantileClip": "gradients",
+    "Result": "fitting",
     "Sanitizer": "sanitizer",
     "ShuffledLots": "lots",
     "Upfront": "fitting",
@@ -82,9 +84,11 @@ __all__ = [
     "PerLayerClip",
     "Plan",
     "PoissonLots",
+    "PrivacyWarning",
     "Private",
     "Projection",
     "QuantileClip",
+    "Result",
     "Sanitizer",
     "ShuffledLots",
     "Upfront",
