@@ -3,12 +3,14 @@
     python benchmarks/accounting.py [--peers-python PATH] [--json FILE]
 
 Peers (extra `bench`: dp-accounting 0.6.0, prv-accountant 0.2.0, Opacus 1.6.0) may live in another environment, whose
-interpreter is then named. Every row runs in a process of its own, with a limit on time and memory; the time is the
-call's, after imports and after one small call to warm up; the memory is the process's peak.
+interpreter is then named. Every row runs in a process of its own, one thread, with a limit on time and memory; the
+times are the call's, after imports and after one small call to warm up: seconds of processor time, which say more on a
+shared machine, and of wall time; the memory is the process's peak.
 """
 
 import argparse
 import json
+import os
 import resource
 import subprocess
 import sys
@@ -25,6 +27,7 @@ ROWS = [
 ]
 DELTA = 1e-5
 SECONDS, GIGABYTES = 120, 6
+ONE_THREAD = dict.fromkeys(("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"), "1")
 Interval = tuple[float | None, float]
 
 
@@ -89,17 +92,20 @@ def measure(name: str, row: int) -> None:
     resource.setrlimit(resource.RLIMIT_AS, (GIGABYTES * 2**30, GIGABYTES * 2**30))
     accountant = ACCOUNTANTS[name]
     accountant(0.02, 2.0, 50)
-    start = time.perf_counter()
+    start, start_cpu = time.perf_counter(), time.process_time()
     lower, upper = accountant(*ROWS[row])
-    seconds = time.perf_counter() - start
+    seconds, cpu_seconds = time.perf_counter() - start, time.process_time() - start_cpu
     megabytes = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
-    print(json.dumps({"lower": lower, "upper": float(upper), "seconds": seconds, "megabytes": megabytes}))
+    found = {"lower": lower, "upper": float(upper), "cpu_seconds": cpu_seconds, "seconds": seconds}
+    print(json.dumps(found | {"megabytes": megabytes}))
 
 
 def in_a_process(python: str, name: str, row: int) -> dict[str, object]:
     command = [python, "-W", "ignore", __file__, "--measure", name, "--row", str(row)]
     try:
-        done = subprocess.run(command, capture_output=True, text=True, timeout=SECONDS, check=False)
+        done = subprocess.run(
+            command, capture_output=True, text=True, timeout=SECONDS, check=False, env=os.environ | ONE_THREAD
+        )
     except subprocess.TimeoutExpired:
         return {"failed": f"more than {SECONDS} s"}
     if done.returncode:
@@ -135,7 +141,8 @@ def _line(found: dict[str, object]) -> str:
     if "failed" in found:
         return f"failed: {found['failed']}"
     lower = "no lower bound" if found["lower"] is None else f"{found['lower']:14.6f}"
-    return f"{found['seconds']:8.3f} s  {found['megabytes']:7.0f} MB  [{lower:>14}, {found['upper']:14.6f}]"
+    times = f"{found['cpu_seconds']:8.3f} s cpu {found['seconds']:8.3f} s wall"
+    return f"{times}  {found['megabytes']:7.0f} MB  [{lower:>14}, {found['upper']:14.6f}]"
 
 
 if __name__ == "__main__":

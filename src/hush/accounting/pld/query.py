@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -72,7 +72,7 @@ def _epsilon(parts: Sequence[Part], target: float) -> Interval:
     start = _Guess(max(saddle.mean, 0.0), saddle.tilt)
 
     def tilted(_: _Guess, aim: _Aim) -> _Pair:
-        return _tails(parts, atoms, saddle, aim)
+        return _tails(parts, atoms, saddle, replace(aim, most=pilot.LARGEST_SIZE) if whole else aim)
 
     def jumping(guess: _Guess, aim: _Aim) -> _Pair:
         return _splits(parts, atoms, guess, aim)
@@ -156,11 +156,15 @@ def _atoms(parts: Sequence[Part], target: float) -> list[pilot.Atoms]:
 
 @dataclass(frozen=True)
 class _Aim:
-    """How fine a grid shall be: the delta that matters, the error of epsilon allowed, points per deviation at least."""
+    """How fine a grid shall be: the delta that matters, the error of epsilon allowed, points per deviation at least.
+
+    `most` points are not exceeded; where the tilted law is in one piece, patience pays.
+    """
 
     target: float
     tolerance: float
     per_deviation: float
+    most: int = pilot.USUAL_SIZE
 
 
 @dataclass(frozen=True)
@@ -187,7 +191,7 @@ def _tails(parts: Sequence[Part], atoms: Sequence[pilot.Atoms], saddle: pilot.Sa
     finest = False
     while True:
         window = pilot.window_for(atoms, saddle, outside=share * saddle.weight, step=step)
-        if max(window.size, longest / step) <= pilot.LARGEST_SIZE:
+        if max(window.size, longest / step) <= aim.most:
             break
         step, finest = step * 1.5, True
     for lattice in [part.above.lattice for part in parts if part.above.lattice > 0][:1]:
@@ -197,7 +201,7 @@ def _tails(parts: Sequence[Part], atoms: Sequence[pilot.Atoms], saddle: pilot.Sa
     for part, (low, high) in zip(parts, reach, strict=True):
         last = max(math.ceil(high / step) + 1, 2)
         above.append((pessimistic(part.above, min(math.floor(low / step), -2), last, step), part.count))
-        low = max(min(low, pilot.lowest_put(part.below)), high - step * pilot.LARGEST_SIZE)
+        low = max(min(low, pilot.lowest_put(part.below)), high - step * aim.most)
         below.append((optimistic(part.below, min(math.floor(low / step), -2), last, step), part.count))
     return _Pair(compose(above, window), compose(below, window), finest)
 
@@ -225,7 +229,7 @@ def _splits(parts: Sequence[Part], atoms: Sequence[pilot.Atoms], guess: _Guess, 
         inside = share * min(1.0, math.exp(min(rate + math.log(aim.target), 0.0)))
         body = pilot.window_for(bodies, saddle, outside=inside, step=step)
         beside = pilot.window_for(bodies, calm, outside=share * min(1.0, aim.target / expected), step=step)
-        if max(body.size, beside.size, (cut - lowest) / step) <= pilot.LARGEST_SIZE:
+        if max(body.size, beside.size, (cut - lowest) / step) <= aim.most:
             break
         step, finest = step * 1.5, True
     above: list[tuple[Grid, int]] = []
@@ -235,7 +239,7 @@ def _splits(parts: Sequence[Part], atoms: Sequence[pilot.Atoms], guess: _Guess, 
         last = max(math.ceil(min(cut, high) / step) + 1, 8)
         far = _far(last * step, high, step, ratio)
         above.append((pessimistic(part.above, min(math.floor(low / step), -2), last, step, far), part.count))
-        low = max(min(low, pilot.lowest_put(part.below)), cut - step * pilot.LARGEST_SIZE)
+        low = max(min(low, pilot.lowest_put(part.below)), cut - step * aim.most)
         below.append((optimistic(part.below, min(math.floor(low / step), -2), last, step, far), part.count))
     return _Pair(split(above, body, beside), split(below, body, beside), finest)
 
