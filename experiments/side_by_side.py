@@ -75,21 +75,20 @@ def clipped_sums(
     present [K, B] (0 for padding).
     """
     last = weights[-1]
-    before = torch.bmm(x, weights[0]) if len(weights) == 2 else None
-    hidden = x if before is None else before.relu()
+    hidden = torch.bmm(x, weights[0]).relu_() if len(weights) == 2 else x
     out = torch.softmax(torch.bmm(hidden, last), dim=2)
     labels = torch.arange(last.shape[2], device=y.device)
     out = (out - (y[:, :, None] == labels).to(out.dtype)) * present[:, :, None]
-    norm_out = hidden.square().sum(2) * out.square().sum(2)
+    norm_out = torch.linalg.vector_norm(hidden, dim=2) * torch.linalg.vector_norm(out, dim=2)
     bound = clip[:, None]
-    if before is None:
-        factor = (bound / norm_out.sqrt()).clamp(max=1.0)
+    if len(weights) == 1:
+        factor = (bound / norm_out).clamp(max=1.0)
         return (torch.bmm(x.transpose(1, 2), out * factor[:, :, None]),)
-    inner = torch.bmm(out, last.transpose(1, 2)) * (before > 0)
-    norm_in = x.square().sum(2) * inner.square().sum(2)
-    joint = norm_in + norm_out
-    factor_in = (bound / torch.where(flat[:, None], joint, norm_in).sqrt()).clamp(max=1.0)
-    factor_out = (bound / torch.where(flat[:, None], joint, norm_out).sqrt()).clamp(max=1.0)
+    inner = torch.bmm(out, last.transpose(1, 2)).masked_fill_(hidden == 0, 0.0)
+    norm_in = torch.linalg.vector_norm(x, dim=2) * torch.linalg.vector_norm(inner, dim=2)
+    joint = torch.hypot(norm_in, norm_out)
+    factor_in = (bound / torch.where(flat[:, None], joint, norm_in)).clamp(max=1.0)
+    factor_out = (bound / torch.where(flat[:, None], joint, norm_out)).clamp(max=1.0)
     sum_in = torch.bmm((x * factor_in[:, :, None]).transpose(1, 2), inner)
     sum_out = torch.bmm(hidden.transpose(1, 2), out * factor_out[:, :, None])
     return sum_in, sum_out
