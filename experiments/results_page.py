@@ -243,9 +243,9 @@ SECTIONS: dict[str, Callable[[Result], list[str]]] = {
     "fig3_mnist_eps_delta": figure3,
     "fig4_mnist_parameters": figure4,
 }
-CPU_TIMES = """Without a GPU figures 2 and 4 take about five hours on two free cores: 18 networks side by side take 0.2 s
-of one core's time a step, figure 2 has 100,000 such steps with three repetitions and figure 4 about as many as 85,000 of
-them. The rest of figures 1 to 4 takes minutes. The best recipe was trained on two cores that were busy with other work."""
+CPU_TIMES = """Without a GPU figures 2 and 4 take about five hours on two free cores: a step of 18 networks side by side
+takes 0.2 s of one core's time, figure 2 has 100,000 of them with three repetitions and figure 4 as much work as 85,000.
+The rest of figures 1 to 4 takes minutes. The best recipe was trained on two cores that were busy with other work too."""
 FOREWORD = """# Results on MNIST and Fashion-MNIST
 
 Written by `experiments/results_page.py` from `results/*.json`. Accuracy is the last model's test accuracy, mean ±

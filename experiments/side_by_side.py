@@ -230,9 +230,8 @@ def train(
 ) -> dict[int, dict[str, list[float]]]:
     """Train all runs; accuracies of all runs at the given steps (and at the end), as {step: {"test": [...]}}.
 
-    `probe` measures something more of every run at those steps, kept as "probe".
-
     A run that has ended keeps its last model, so the entry of the longest run's end holds every run's last model.
+    `probe` measures something more of every run at those steps, kept as "probe".
     """
     if data.train_x.is_cuda:
         torch.cuda.empty_cache()  # the memory of earlier programs' graphs
@@ -269,9 +268,8 @@ def train_all(runs: list[Run], data_for: Callable[[int], Data], *, seed: int, mo
         last = readings[max(readings)]["test"]
         for i, accuracy in zip(chosen, last, strict=True):
             result[i] = accuracy
-        print(
-            f"  {len(chosen)} runs of shape {shape}, {max(readings)} steps: {time.time() - started:.1f} s", flush=True
-        )
+        took = f"{time.time() - started:.1f} s"
+        print(f"  {len(chosen)} runs of shape {shape}, {max(readings)} steps: {took}", flush=True)
     return result
 
 
