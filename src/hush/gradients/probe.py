@@ -19,7 +19,7 @@ from hush.gradients.site import Layout
 _BASE = 4
 _STEADY = 2.0**-6, 2.0**-13
 """Which part of the largest entry of a row counts, and how far its ratio may be off a power of two."""
-_UNSTEADY = 2.0**-2, 2.0**-2
+_UNSTEADY = 0.5, 0.25
 """The same where gradients differ from one pass to the next, in half precision by whole units in the last place."""
 _ABOVE_UNDERFLOW = 2.0**20
 """Numbers closer than this to the smallest normal one tell nothing: near it scaling rounds."""

@@ -1,0 +1,125 @@
+"""Norms and weighted sums of per-example gradients by kernels, through Triton's interpreter where there is no GPU."""
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+pytest.importorskip("triton")
+
+from hush.gradients import FlatClip, clipped_sum, conv, linear
+from hush.gradients.site import BLOCK, blocked_additions
+from hush.kernels.grams import row_norms
+from hush.kernels.products import LONGEST, Window, aligned, block_of, squared_norms, weighted_sums
+
+DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
+HALF = torch.float16  # the interpreter multiplies no bfloat16
+
+
+def halves(*shape: int) -> Tensor:
+    return torch.randn(*shape, device=DEVICE).to(HALF)
+
+
+def per_example(pixels: Tensor, gradient: Tensor, window: Window) -> Tensor:
+    """[batch, outputs, taps, channels] in float64 by autograd, one example at a time."""
+    shape = (gradient.shape[3], pixels.shape[3], *window.kernel)
+    kernel = torch.zeros(shape, dtype=torch.float64, device=DEVICE, requires_grad=True)
+    found = []
+    for x, g in zip(pixels.double(), gradient.double(), strict=True):
+        out = F.conv2d(x.permute(2, 0, 1)[None], kernel, None, window.stride, window.padding, window.dilation)
+        (answer,) = torch.autograd.grad(out, kernel, g.permute(2, 0, 1)[None])
+        found.append(answer.flatten(2).transpose(1, 2))
+    return torch.stack(found)
+
+
+CASES = {
+    "linear": ((3, 1, 40, 24), (3, 1, 40, 70), Window()),
+    "wide rows": ((2, 1, 33, 130), (2, 1, 33, 140), Window()),
+    "3 x 3": ((3, 7, 6, 20), (3, 7, 6, 18), Window((3, 3), (1, 1), (1, 1))),
+    "strided": ((2, 8, 8, 33), (2, 4, 4, 17), Window((3, 3), (2, 2), (1, 1))),
+    "dilated, uneven": ((3, 6, 7, 5), (3, 5, 3, 40), Window((2, 3), (1, 1), (0, 0), (1, 2))),
+}
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_norms_and_sums_are_those_of_autograd(name: str) -> None:
+    torch.manual_seed(0)
+    shape, out, window = CASES[name]
+    pixels, gradient = halves(*shape), halves(*out)
+    want = per_example(pixels, gradient, window)
+    pixels, gradient = aligned(pixels), aligned(gradient)
+    norms = squared_norms(pixels, gradient, window)
+    torch.testing.assert_close(norms.double(), want.square().flatten(1).sum(1), rtol=1e-6, atol=0)
+    factors = torch.rand(shape[0], device=DEVICE)
+    for block in (1, 2, shape[0]):
+        sums = weighted_sums(pixels, gradient, factors, window, block)
+        assert len(sums) == -(-shape[0] // block)
+        total = sums.double().sum(0)[: want.shape[1], :, : want.shape[3]]
+        torch.testing.assert_close(total, torch.einsum("b,bjtc->jtc", factors.double(), want), rtol=1e-5, atol=1e-4)
+
+
+def test_an_example_without_weight_is_not_even_read() -> None:
+    torch.manual_seed(0)
+    pixels, gradient = halves(3, 1, 20, 16), halves(3, 1, 20, 16)
+    pixels[1], gradient[1, 0, 3] = float("nan"), float("inf")
+    factors = torch.tensor([1.0, 0.0, 1.0], device=DEVICE)
+    assert bool(weighted_sums(pixels, gradient, factors, Window(), 3).isfinite().all())
+    norms = squared_norms(pixels, gradient, Window())
+    assert norms.isfinite().tolist() == [True, False, True]
+
+
+@pytest.mark.parametrize("length, inputs, outputs", [(40, 24, 70), (70, 33, 20)])
+def test_norms_from_pairs_of_rows(length: int, inputs: int, outputs: int) -> None:
+    torch.manual_seed(0)
+    x, g = halves(3, length, inputs), halves(3, length, outputs)
+    want = torch.einsum("bti,btj->bij", x.double(), g.double()).square().flatten(1).sum(1)
+    norms, masses = row_norms(x, g)
+    torch.testing.assert_close(norms.double(), want, rtol=1e-5, atol=0)
+    sizes = x.double().norm(dim=2) * g.double().norm(dim=2)
+    torch.testing.assert_close(masses.double(), sizes.sum(1).square(), rtol=1e-5, atol=0)
+
+
+def test_no_chain_of_additions_is_longer_than_the_bound_says() -> None:
+    for batch in (1, 7, 128, 129, 2000):
+        for outputs, channels, taps in ((16, 16, 1), (64, 64, 25), (50257, 768, 1)):
+            assert 1 <= block_of(batch, outputs, channels, taps) <= LONGEST
+    assert blocked_additions(2000, LONGEST) < blocked_additions(2000, BLOCK) < 2000 * 2002
+
+
+class Network(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv = nn.Conv2d(16, 20, 3, padding=1)
+        self.rows = nn.Linear(20, 24)
+        self.last = nn.Linear(24, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        rows = self.conv(x).tanh().flatten(2).transpose(1, 2)
+        return self.last(self.rows(rows).tanh().mean(1))
+
+
+@pytest.mark.parametrize("by_rows", [False, True])
+def test_clipped_sums_with_the_kernels_equal_those_without(by_rows: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    torch.manual_seed(0)
+    model = Network().to(DEVICE, HALF)
+    x, mask = halves(5, 16, 5, 5), torch.tensor([1, 1, 0, 1, 1], device=DEVICE).bool()
+    params = dict(model.named_parameters())
+
+    def total(bound: float, mask: Tensor) -> dict[str, Tensor]:
+        return dict(clipped_sum(model(x).float().square().sum(1) * 4096, params, FlatClip(bound), mask=mask).tensors)
+
+    want = total(0.01, mask)
+    used: list[int] = []
+    for rules in (linear, conv):
+        monkeypatch.setattr(rules, "on_matrix_units", lambda *ts: used.append(1) or all(t.dtype == HALF for t in ts))
+    monkeypatch.setattr(linear.Products, "_small", False)
+    if by_rows:
+        fused = linear.fused_rows
+        monkeypatch.setattr(linear, "fused_rows", lambda x, g: linear.replace(fused(x, g), by_rows=True))
+    got = total(0.01, mask)
+    assert used
+    for name in params:
+        torch.testing.assert_close(got[name], want[name], rtol=2e-3, atol=2e-5)
+    for one in range(5):
+        alone = total(0.01, torch.arange(5, device=DEVICE) == one)
+        assert sum(float(t.double().square().sum()) for t in alone.values()) <= 0.01**2
