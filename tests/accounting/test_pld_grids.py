@@ -10,6 +10,7 @@ from scipy.special import erfcx, ndtr
 
 from hush.accounting.events import Gaussian, Laplace, PureDP
 from hush.accounting.pld import curves, query
+from hush.accounting.pld import exact as single
 from hush.accounting.pld.allocated import allocated
 from hush.accounting.pld.compose import Window, compose
 from hush.accounting.pld.discretise import Grid, optimistic, pessimistic
@@ -179,6 +180,15 @@ def test_both_directions_are_asked():
     forward = query._epsilon([part], 1e-5)
     backward = query._epsilon([part.reversed()], 1e-5)
     assert max(forward.lower, backward.lower) > 1.02 * min(forward.upper, backward.upper)
+
+
+@pytest.mark.parametrize("name", ["sampled", "group", "allocated"])
+def test_both_directions_are_asked_of_a_single_use(name):
+    part = query.Part(BASES[name], BASES[name], 1)
+    for epsilon in (0.05, 0.5):
+        one, other = single.delta(part, epsilon), single.delta(part.reversed(), epsilon)
+        assert one.lower == pytest.approx(other.lower, rel=1e-9)
+        assert one.upper == pytest.approx(other.upper, rel=1e-9)
 
 
 def test_mass_at_infinity_is_charged():
