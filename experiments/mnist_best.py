@@ -191,10 +191,9 @@ def draw(result: dict[str, Any], path: Path) -> None:
             (float(name.split(", ")[1]), row) for name, row in result["rows"].items() if name.startswith(target + ",")
         ]
         budgets = [epsilon for epsilon, _ in rows]
-        axis.errorbar(
-            budgets, [r["mean"] for _, r in rows], [r["std"] for _, r in rows], fmt="o-", color=colour, label=target
-        )
-        axis.plot(budgets, [r["must reach"] for _, r in rows], "_", ms=12, color=colour, label=f"{target}, aim")
+        means, deviations, aims = ([row[key] for _, row in rows] for key in ("mean", "std", "must reach"))
+        axis.errorbar(budgets, means, deviations, fmt="o-", ms=4, capsize=3, color=colour, label=target)
+        axis.plot(budgets, aims, "_", ms=14, color="#444444", label="aim" if target == "mnist" else None)
     epsilon_axis(axis, (0.5, 1, 2, 3, 8))
     axis.set_ylabel("test accuracy")
     axis.legend(fontsize=8)

@@ -179,7 +179,7 @@ def overview(results: dict[str, Result]) -> list[str]:
     paper, best_rows = (results.get(name, {}).get("rows", {}) for name in ("mnist_paper", "mnist_best"))
     printed = results.get("fig2_mnist_noise_levels", {}).get("at the budget", {})
     rows = [
-        "| | epsilon | paper | aim | the paper's settings | settings tuned elsewhere |",
+        "| | epsilon | paper | aim | the paper's settings | other settings |",
         "|---|---|---|---|---|---|",
     ]
     for epsilon, level in levels.items():
@@ -245,7 +245,7 @@ SECTIONS: dict[str, Callable[[Result], list[str]]] = {
 }
 CPU_TIMES = """Without a GPU figures 2 and 4 take about five hours on two free cores: a step of 18 networks side by side
 takes 0.2 s of one core's time, figure 2 has 100,000 of them with three repetitions and figure 4 as much work as 85,000.
-The rest of figures 1 to 4 takes minutes. The best recipe was trained on two cores that were busy with other work too."""
+The rest of figures 1 to 4 takes minutes. The best recipe was searched and trained in pieces on two busy cores."""
 FOREWORD = """# Results on MNIST and Fashion-MNIST
 
 Written by `experiments/results_page.py` from `results/*.json`. Accuracy is the last model's test accuracy, mean ±

@@ -1,19 +1,22 @@
 """Recipes: what they build fits together, and equals what the experiments trained."""
 
+import json
 import sys
-from dataclasses import asdict
 from pathlib import Path
 
 import pytest
 import torch
 
 from hush import data
-from hush.pca import dp_pca
-from hush.recipes import BEST, PAPER, Recipe, recipe
+from hush.gradients.clip import FlatClip
+from hush.pca import ProjectionLayer, dp_pca
+from hush.recipes import AS_PRINTED, BEST, PAPER, Recipe, recipe
 from hush.streams import Key
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "experiments"))
 from side_by_side import FLAT, Data, Program, Run
+
+RESULTS = Path(__file__).parents[1] / "results"
 
 
 def test_the_largest_epsilon_not_above_is_chosen() -> None:
@@ -50,7 +53,6 @@ def test_the_paper_recipe_is_the_network_of_the_experiments() -> None:
     x = found.features(images)
     projection = dp_pca(x, dimensions=60, noise_multiplier=7.0, key=Key.from_seed(1))
     rows = projection(x)
-    rows = 9.0 * rows / rows.norm(dim=1, keepdim=True) if found.scale_rows else rows
     table, y = rows[None].float(), torch.arange(40) % 10
     run = Run(steps=20, noise=1.0, clip=found.clip, clipping=FLAT, lot_size=10, rate=found.rate, rate_end=found.rate,
               rate_steps=0, decay_to=found.fall, gain=found.gain)  # fmt: skip
@@ -65,4 +67,34 @@ def test_the_paper_recipe_is_the_network_of_the_experiments() -> None:
     factor = found.rate_factor(20)
     expected = [found.rate * factor(t) for t in range(20)]
     assert program.schedule[:20, 0].tolist() == pytest.approx(expected)
-    assert asdict(found)["clip"] == found.clip
+
+
+def test_the_printed_recipe_falls_for_ten_epochs_and_then_stays() -> None:
+    found = PAPER[8.0]
+    factor = found.rate_factor(found.steps(60_000))
+    assert [found.rate * factor(t) for t in (0, 500, 1000, 40_000)] == pytest.approx([0.1, 0.076, 0.052, 0.052])
+    groups = found.clipping().groups([name for name, _ in found.model(layer_60()).named_parameters()])
+    assert [group.bound for group in groups] == [4.0, 4.0]
+    assert isinstance(PAPER[2.0].clipping(), FlatClip)
+
+
+def layer_60() -> ProjectionLayer:
+    return ProjectionLayer(torch.zeros(784, 60))
+
+
+@pytest.mark.parametrize("experiment", ["mnist_paper", "mnist_best"])
+def test_recipes_are_the_winners_of_the_experiments(experiment: str) -> None:
+    """Every shipped setting that was tuned stands in the results with the accuracy it reached."""
+    rows = json.loads((RESULTS / f"{experiment}.json").read_text())["rows"]
+    shipped = {f"{name}, {e}": r for name, of in BEST.items() for e, r in of.items()}
+    if experiment == "mnist_paper":
+        shipped = {str(e): r for e, r in PAPER.items() if r.settings_from != AS_PRINTED}
+    assert shipped
+    for name, found in shipped.items():
+        won = rows[name]["setting"]
+        for field in ("lot_size", "epochs", "fall", "averaging"):
+            assert getattr(found, field) == won[field], (name, field)
+        assert found.rate == pytest.approx(won["rate"], rel=1e-3)
+        if experiment == "mnist_paper":
+            assert (found.clip, found.pca_noise, list(found.gain)) == (won["clip"], won["pca_noise"], won["gain"])
+            assert not won["unit"] and found.momentum == won["momentum"]
