@@ -2,6 +2,7 @@
 
 Every recipe says where its settings come from. Those of experiments/mnist_paper.py and mnist_best.py were chosen on
 Fashion-MNIST for MNIST and the other way round, so choosing them looked at no record of the data they are used for.
+What all best recipes share (the features, the linear head, lots of 4,096, clipping at 0.1) was fixed by trials on both.
 """
 
 from collections.abc import Callable
@@ -16,7 +17,8 @@ from hush.pca import ProjectionLayer
 from hush.scattering import scatter
 
 ON_FASHION = "on Fashion-MNIST, without a look at this data"
-ON_MNIST = "on MNIST, without a look at this data"
+FINE_ON_FASHION = "rate, length and averaging on Fashion-MNIST; the kind of model, clip and lot size in trials on both"
+FINE_ON_MNIST = "rate, length and averaging on MNIST; the kind of model, clip and lot size in trials on both"
 AS_PRINTED = "by Abadi et al. (2016), who chose them on MNIST itself and did not charge for that"
 
 
@@ -90,12 +92,12 @@ PAPER = {
 }  # fmt: skip
 BEST = {
     "mnist": {
-        epsilon: Recipe(settings_from=ON_FASHION, lot_size=4096, epochs=40, clip=0.1, rate=rate, fall=0.2, momentum=0.9,
-                        averaging=0.97)
+        epsilon: Recipe(settings_from=FINE_ON_FASHION, lot_size=4096, epochs=40, clip=0.1, rate=rate, fall=0.2,
+                        momentum=0.9, averaging=0.97)
         for epsilon, rate in ((0.5, 2.83), (2.0, 16.0), (8.0, 45.25))
     },
     "fashion-mnist": {
-        3.0: Recipe(settings_from=ON_MNIST, lot_size=4096, epochs=40, clip=0.1, rate=16.0, fall=0.2, momentum=0.9,
+        3.0: Recipe(settings_from=FINE_ON_MNIST, lot_size=4096, epochs=40, clip=0.1, rate=16.0, fall=0.2, momentum=0.9,
                     averaging=0.97),
     },
 }  # fmt: skip
