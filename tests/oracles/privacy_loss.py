@@ -65,7 +65,7 @@ class SampledGaussian:
     def delta_of_two(self, epsilon):
         """Two steps: one integral over the first output, the second in closed form."""
         epsilon = mp.mpf(epsilon)
-        span = [self.noise * k / 2 for k in range(-28, 29)]
+        span = [self.noise * k for k in range(-14, 15)]
         points = sorted(set(span) | {1 + s for s in span})
         with mp.workdps(25):
             return mp.quad(lambda x: self.density(x) * self.delta(epsilon - self.loss(x)), points)
