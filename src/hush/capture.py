@@ -132,6 +132,7 @@ class Update:
 
     def __init__(self) -> None:
         self._seen: object = None
+        self._optimizer: torch.optim.Optimizer | None = None
         self._graph: torch.cuda.CUDAGraph | None = None
         self._release: Any = None
 
@@ -152,9 +153,13 @@ class Update:
             return None
         subkey = normals.subkey(0)
         tensors = [tensor for pair in zip(parameters, parts, strict=True) for tensor in (pair[0], pair[1].total)]
-        key = (id(optimizer), subkey, scale, _settings(optimizer), tuple(tensor.data_ptr() for tensor in tensors))
-        if key != self._seen:
-            self._seen, self._graph = key, None
+        state = [value for values in optimizer.state.values() for value in values.values()]
+        if not all(isinstance(value, Tensor) and value.is_cuda for value in state if value is not None):
+            return None
+        tensors += [value for value in state if value is not None]
+        key = (subkey, scale, _settings(optimizer), tuple(tensor.data_ptr() for tensor in tensors))
+        if key != self._seen or optimizer is not self._optimizer:
+            self._seen, self._optimizer, self._graph = key, optimizer, None
             return None
         if self._graph is None:
             self._release = Release(parts, scale=scale, subkey=subkey, step=step)
