@@ -157,6 +157,10 @@ def tuned(title: str, picture: str, remark: str) -> Callable[[Result], list[str]
             by = ", ".join(f"{value:.3f}" for value in spent.get(name, {}).values())
             noise = f"{row['noise multiplier']:.3f}, {row['steps']}"
             rows.append(f"| {name} | {reached(row)} | {by} | {noise} | {words(row['setting'])} |")
+        for name, values in spent.items():
+            if values["pld"] > result["rows"][name]["setting"]["epsilon"]:
+                told = f"By the accountant as it is now row {name} spends epsilon {values['pld']:.6f}"
+                rows += ["", f"{told}: its noise was found with an earlier form, which charged less for round-off."]
         return rows
 
     return section
