@@ -160,7 +160,7 @@ def tuned(title: str, picture: str, remark: str) -> Callable[[Result], list[str]
         for name, values in spent.items():
             if values["pld"] > result["rows"][name]["setting"]["epsilon"]:
                 told = f"By the accountant as it is now row {name} spends epsilon {values['pld']:.6f}"
-                rows += ["", f"{told}: its noise was found with an earlier form, which charged less for round-off."]
+                rows += ["", f"{told}: its noise was found with an earlier form of it."]
         return rows
 
     return section
