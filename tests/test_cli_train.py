@@ -89,7 +89,20 @@ def test_hazard_27_the_paper_recipe_is_clipped_noised_and_charged(
 @pytest.mark.usefixtures("small")
 def test_the_best_recipe_trains(capfd: pytest.CaptureFixture[str]) -> None:
     code, out, err = call(
-        capfd, "train", "mnist", "--model", "best", "--lot", 200, "--epochs", 5, "--epsilon", 8, "--json", "--device", "cpu"
+        capfd,
+        "train",
+        "mnist",
+        "--model",
+        "best",
+        "--lot",
+        200,
+        "--epochs",
+        5,
+        "--epsilon",
+        8,
+        "--json",
+        "--device",
+        "cpu",
     )
     assert code == 0, err
     assert json.loads(out.splitlines()[-1])["test_accuracy"] > 0.5
