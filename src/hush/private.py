@@ -4,7 +4,7 @@ The model is never wrapped and nothing is attached to it; this is the only file 
 """
 
 from collections.abc import Callable, Iterator, Sequence
-from os import PathLike
+from os import PathLike, cpu_count
 from typing import Any, Literal
 
 import torch
@@ -266,7 +266,9 @@ class Private:
         return self._update.prepare(optimizer, list(self._parameters.values()), planned)
 
     def _prepare_noise(self) -> None:
-        """Let the noise of this lot be drawn while its gradients are computed."""
+        """Let the noise of this lot be drawn while its gradients are computed, where a core is free for that."""
+        if torch.get_num_threads() >= (cpu_count() or 1):
+            return  # both would wait for each other: benchmarks/NOTES.md
         count = sum(parameter.numel() for parameter in self._parameters.values())
         on_cpu = all(parameter.device.type == "cpu" for parameter in self._parameters.values())
         if on_cpu and count >= _WORTH_PREPARING and self._course.noise() > 0 and not self._discrete:
