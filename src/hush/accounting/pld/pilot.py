@@ -17,7 +17,7 @@ from hush.accounting.pld.curves import Array, Curve
 Parts = Sequence[tuple[Curve, int]]
 _SCAN = np.geomspace(1e-18, 1e6, 800)
 _LARGEST_TILT = 1e9
-USUAL_SIZE, LARGEST_SIZE = 1 << 21, 1 << 23
+USUAL_SIZE, LARGEST_SIZE = 1 << 21, 1 << 22
 
 
 @dataclass(frozen=True)
