@@ -41,9 +41,10 @@ kill-test: $(READY)
 	$(BIN)/python tests/ledger/kill_test.py --kills 200
 	$(BIN)/python tests/ledger/kill_test.py --kills 200 --training
 
-# Every figure and table of the experiments, then the pictures and the results page.
+# Figures 1 to 4 of the paper, the pictures and the results page; `make figures DEVICE=cuda` on a GPU.
+DEVICE ?= cpu
 figures: $(READY)
-	$(BIN)/python experiments/all_figures.py
+	$(BIN)/python experiments/all_figures.py --device $(DEVICE) --parts fig1_accountants,fig2_mnist_noise_levels,fig3_mnist_eps_delta,fig4_mnist_parameters
 	$(BIN)/python experiments/all_figures.py --draw-only
 	$(BIN)/python experiments/results_page.py
 
