@@ -248,7 +248,10 @@ SECTIONS: dict[str, Callable[[Result], list[str]]] = {
     "fig3_mnist_eps_delta": figure3,
     "fig4_mnist_parameters": figure4,
 }
-BY_HAND = "The time of mnist_best was put together by hand from the logs of a search in pieces; it is not what one run printed."
+BY_HAND = (
+    "The time of mnist_best was put together by hand from the logs of a search in pieces; "
+    "it is not what one run printed."
+)
 CPU_TIMES = """Without a GPU figures 2 and 4 take about five hours on two free cores: a step of 18 networks side by side
 takes 0.2 s of one core's time, figure 2 has 100,000 of them with three repetitions and figure 4 as much work as 85,000.
 The rest of figures 1 to 4 takes minutes. The best recipe was searched and trained in pieces on two busy cores."""
