@@ -294,6 +294,12 @@ def test_the_physical_batch_is_halved_until_it_fits(monkeypatch: pytest.MonkeyPa
 
     with pytest.raises(RuntimeError, match="shapes differ"):
         run(loss=broken)
+
+    def insatiable(out: Tensor, y: Tensor) -> Tensor:
+        raise torch.OutOfMemoryError("CUDA out of memory")
+
+    with pytest.raises(torch.OutOfMemoryError):
+        run(loss=insatiable)
     assert first_size(PoissonLots(60_000, 2400), torch.device("cpu")) <= 1024
 
 
