@@ -322,32 +322,3 @@ def test_a_metric_that_is_not_finite_does_not_end_the_run(tmp_path: Path) -> Non
     assert result.ended == "finished" and result.measured is None
     with pytest.raises(ValueError, match="meaning of its own"):
         HeldOut(data=blobs(50), label="epsilon")
-
-
-def test_tensorboard_is_refused_clearly_or_writes_events(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    with pytest.raises(ValueError, match="give out=FOLDER"):
-        run(tensorboard=True)
-    import sys
-    import types
-
-    written: list[tuple[str, float, int]] = []
-
-    class Writer:
-        def __init__(self, folder: str) -> None:
-            self.folder = folder
-
-        def add_scalar(self, name: str, value: float, step: int) -> None:
-            written.append((name, value, step))
-
-        def close(self) -> None:
-            written.append(("closed", 0.0, 0))
-
-    stand_in = types.ModuleType("torch.utils.tensorboard")
-    stand_in.SummaryWriter = Writer  # type: ignore[attr-defined]
-    monkeypatch.setitem(sys.modules, "torch.utils.tensorboard", stand_in)
-    run(tensorboard=True, out=tmp_path / "run")
-    assert written[-1][0] == "closed" and {name for name, _, _ in written} >= {"epsilon", "learning_rate"}
-    monkeypatch.setitem(sys.modules, "torch.utils.tensorboard", None)
-    with pytest.raises(ValueError, match="not installed"):
-        run(tensorboard=True, out=tmp_path / "other")
-    assert not (tmp_path / "other").exists()
