@@ -1,0 +1,137 @@
+"""The DP-SGD step when something goes wrong around it: parameters that come and go, strange gradients, bad examples."""
+
+import copy
+import math
+
+import pytest
+import torch
+from small_run import L, N, X, Y, clipped_mean, distance, gradients, losses_of, network, plan, sgd
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from hush.gradients.clip import FlatClip
+from hush.lots import PoissonLots
+from hush.private import Private
+
+
+def test_hazard_05_unfreezing_keeps_the_bound_or_raises() -> None:
+    model = network()
+    model[2].requires_grad_(False)
+    optimizer, private = sgd(model), Private(model, plan(FlatClip(0.01), steps=20), seed=1)
+    for lot in private.lots():
+        if lot.step == 4:
+            model[2].requires_grad_(True)  # inside a lot: nobody has clipped it
+            index = next(iter(lot.batches(30)))
+            with pytest.raises(ValueError, match="trainable parameter"):
+                private.backward(losses_of(model, index))
+            private.abandon()
+            continue
+        if lot.step == 9:
+            model[0].requires_grad_(False)
+            index = next(iter(lot.batches(30)))
+            with pytest.raises(ValueError, match="require a gradient"):
+                private.backward(losses_of(model, index))
+            model[0].requires_grad_(True)
+            private.abandon()
+            continue
+        if lot.step == 12:
+            model.register_parameter("late", nn.Parameter(torch.ones(1)))
+            optimizer.add_param_group({"params": [model.late]})
+            private.abandon()
+            continue
+        before = [p.detach().clone() for p in model.parameters()]
+        for index in lot.batches(6):
+            late = model.late if hasattr(model, "late") else 1.0
+            private.backward(losses_of(model, index) * late)
+        private.step(optimizer)
+        assert distance(before, list(model.parameters())) <= len(lot.indices) * 0.01 / L * (1 + 1e-3)
+
+
+def test_hazard_05_a_gradient_that_is_not_private_stops_the_step() -> None:
+    model, stranger = network(), nn.Parameter(torch.ones(2))
+    private = Private(model, plan(noise=1.0), seed=0)
+    optimizer = torch.optim.SGD([*model.parameters(), stranger], lr=1.0)
+    for lot in private.lots():
+        for index in lot.batches(8):
+            private.backward(losses_of(model, index))
+        if lot.step == 2:
+            before = [p.detach().clone() for p in model.parameters()]
+            stranger.square().sum().backward()
+            with pytest.raises(RuntimeError, match=r"shape \(2,\) in group 0 .* not private"):
+                private.step(optimizer)
+            assert distance(before, list(model.parameters())) == 0
+            stranger.grad = None
+        private.step(optimizer)
+    with pytest.raises(TypeError, match="LBFGS"):
+        other = Private(network(), plan(), seed=0)
+        next(other.lots())
+        other.step(torch.optim.LBFGS(other.model.parameters()))
+
+
+def test_plain_backward_by_the_user_is_overwritten() -> None:
+    a, b = network(), network()
+    for model, spoil in ((a, False), (b, True)):
+        private = Private(model, plan(noise=0.5, steps=3), seed=0)
+        optimizer = sgd(model)
+        for lot in private.lots():
+            for index in lot.batches(8):
+                private.backward(losses_of(model, index))
+            if spoil:
+                (1e6 * losses_of(model, torch.arange(N)).sum()).backward()
+            private.step(optimizer)
+    assert distance(list(a.parameters()), list(b.parameters())) == 0
+
+
+@pytest.mark.parametrize("bad", [math.inf, math.nan, 1e25])
+def test_hazard_09_one_bad_example_is_bounded_and_touches_no_other(bad: float) -> None:
+    spoiled = X.clone()
+    spoiled[7] = bad
+    model = network()
+
+    def forward(index: Tensor) -> Tensor:
+        return F.cross_entropy(model(spoiled[index]), Y[index], reduction="none")
+
+    private, met = Private(model, plan(steps=12), seed=0), False
+    optimizer = sgd(model, lr=0.0)
+    for lot in private.lots():
+        for index in lot.batches(5):
+            private.backward(forward(index))
+        private.step(optimizer)
+        others = [i for i in lot.indices.tolist() if i != 7]
+        moved = distance(gradients(model), clipped_mean(model, others, 0.5, L))
+        assert moved <= 0.5 / L + 1e-6
+        met |= 7 in lot.indices
+    assert met
+    noisy = Private(model, plan(noise=1.0, lots=PoissonLots(N, N), steps=1), seed=0)
+    for lot in noisy.lots():
+        for index in lot.batches(64):
+            noisy.backward(forward(index))
+        noisy.step(optimizer)
+    assert all(torch.isfinite(g).all() and g.std() > 0 for g in gradients(model))
+
+
+def test_hazard_33_nothing_is_attached_and_nothing_gets_stale() -> None:
+    model, reference = network(), network()
+    for one, disturbed in ((model, True), (reference, False)):
+        private = Private(one, plan(noise=0.5, steps=5), seed=0)
+        optimizer = sgd(one)
+        for lot in private.lots():
+            for index in lot.batches(3):
+                if disturbed:
+                    one(X[:3])
+                    with torch.no_grad():
+                        one(X)
+                    losses_of(one, torch.arange(9))
+                    with pytest.raises(ValueError, match="got a scalar"):
+                        private.backward(losses_of(one, index).mean())
+                private.backward(losses_of(one, index))
+            if disturbed:
+                copy.deepcopy(one)
+            private.step(optimizer)
+        private.detach()
+    assert distance(list(model.parameters()), list(reference.parameters())) == 0
+    fresh = network()
+    assert model.state_dict().keys() == fresh.state_dict().keys()
+    assert {k for m in model.modules() for k in vars(m)} == {k for m in fresh.modules() for k in vars(m)}
+    assert all(not vars(m)["_forward_hooks"] and not vars(m)["_backward_hooks"] for m in model.modules())
+    assert all(p.grad is None and not p._backward_hooks for p in model.parameters())
