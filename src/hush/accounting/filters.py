@@ -33,23 +33,33 @@ class BudgetExceeded(Exception):
 
 
 class _Spending:
-    """Sums of Renyi divergences at the orders of a fixed grid."""
+    """Sums of Renyi divergences at the orders of a fixed grid; abstract."""
 
     def __init__(self, orders: Sequence[float]) -> None:
         if not orders or any(not (order > 1 and math.isfinite(order)) for order in orders):
             raise ValueError(f"orders must be finite numbers > 1, got {orders!r}")
-        self.orders = tuple(float(order) for order in orders)
-        self.total = np.zeros(len(self.orders))
+        self._orders = tuple(float(order) for order in orders)
+        self._total = np.zeros(len(self._orders))
         # Weights of the mean: most on orders near 9, which budgets of epsilon about 1 to 10 use, never little on any.
-        beta = np.array(self.orders) - 1
+        beta = np.array(self._orders) - 1
         weights = 1 / (1 + np.log2(beta / 8) ** 2)
         self._beta, self._log_weights = beta, np.log(weights / weights.sum())
 
-    def with_event(self, event: Event) -> Array:
-        # Rounded up, so that many additions never lose a charge.
-        return np.nextafter(self.total + np.array(renyi.divergences(event, self.orders)), np.inf)
+    @property
+    def orders(self) -> tuple[float, ...]:
+        """The grid, fixed from the beginning."""
+        return self._orders
 
-    def log_mean(self, loss: float, total: Array) -> tuple[float, float]:
+    @property
+    def spent(self) -> tuple[float, ...]:
+        """The sum of the divergences charged, order by order."""
+        return tuple(float(s) for s in self._total)
+
+    def _with_event(self, event: Event) -> Array:
+        # Rounded up, so that many additions never lose a charge.
+        return np.nextafter(self._total + np.array(renyi.divergences(event, self.orders)), np.inf)
+
+    def _log_mean(self, loss: float, total: Array) -> tuple[float, float]:
         """ln M at this privacy loss, and its derivative."""
         terms = self._log_weights + self._beta * (loss - total)
         peak = float(terms.max())
@@ -59,7 +69,7 @@ class _Spending:
         return peak + math.log(mass), float((shares * self._beta).sum()) / mass
 
 
-class Filter:
+class Filter(_Spending):
     """A cap on everything charged; rates, noise and the number of steps may be chosen as the run goes.
 
     Guarantee: whoever sees all results of events that `charge` let through, and the moment of stopping, sees an
@@ -77,44 +87,34 @@ class Filter:
     """
 
     def __init__(self, budget: Budget, orders: Sequence[float] = ORDERS) -> None:
+        super().__init__(orders)
         self.budget = budget
-        self._spending = _Spending(orders)
-
-    @property
-    def orders(self) -> tuple[float, ...]:
-        """The grid, fixed for the filter's life."""
-        return self._spending.orders
-
-    @property
-    def spent(self) -> tuple[float, ...]:
-        """The sum of the divergences charged, order by order."""
-        return tuple(float(s) for s in self._spending.total)
 
     def affords(self, event: Event) -> bool:
         """Whether `charge` would let the event through."""
-        return self._within(self._spending.with_event(event), self.budget.epsilon)
+        return self._within(self._with_event(event), self.budget.epsilon)
 
     def charge(self, event: Event) -> None:
         """Take the event's cost before it is carried out; BudgetExceeded, with nothing charged, if it does not fit."""
-        total = self._spending.with_event(event)
+        total = self._with_event(event)
         if not self._within(total, self.budget.epsilon):
             raise BudgetExceeded(
                 f"charging {event} would pass epsilon={self.budget.epsilon:g} at delta={self.budget.delta:g}; "
                 f"{self.epsilon():.4g} is spent: stop here, or charge less"
             )
-        self._spending.total = total
+        self._total = total
 
     def refund(self, event: Event) -> None:
         """Give back the cost of an event that was charged and never carried out."""
         cost = np.array(renyi.divergences(event, self.orders))
-        left = self._spending.total - cost
+        left = self._total - cost
         if (left < -1e-9 * (1 + cost)).any():
             raise ValueError(f"cannot refund {event}: it costs more than was charged")
-        self._spending.total = np.maximum(left, 0.0) + 1e-12 * self._spending.total
+        self._total = np.maximum(left, 0.0) + 1e-12 * self._total
 
     def epsilon(self) -> float:
         """The smallest cap, at the budget's delta, that would have let through what was charged so far (to 1e-6)."""
-        total = self._spending.total
+        total = self._total
         if not total.any():
             return 0.0
         return _smallest(lambda epsilon: self._within(total, epsilon))
@@ -128,7 +128,7 @@ class Filter:
     def from_dict(cls, values: Mapping[str, Any]) -> "Filter":
         """The filter that `to_dict` wrote."""
         restored = cls(Budget(**values["budget"]), values["orders"])
-        restored._spending.total = _restored(values["spent"], len(restored.orders))
+        restored._total = _restored(values["spent"], len(restored.orders))
         return restored
 
     def _within(self, total: Array, epsilon: float) -> bool:
@@ -138,7 +138,7 @@ class Filter:
         """A bound on the maximum over l > epsilon of ln(1 - e^(epsilon - l)) - ln M(l), a concave function of l."""
 
         def value(u: float) -> tuple[float, float]:
-            log_mean, slope = self._spending.log_mean(epsilon + u, total)
+            log_mean, slope = self._log_mean(epsilon + u, total)
             return math.log(-math.expm1(-u)) - log_mean, 1 / math.expm1(u) - slope
 
         low, high = 1e-12, 700.0
@@ -149,7 +149,7 @@ class Filter:
         return best + max(slope, 0.0) * (high - low)  # the tangent lies above a concave function
 
 
-class Odometer:
+class Odometer(_Spending):
     """A running bound on what has been spent, without a cap; anything may be chosen as the run goes.
 
     Guarantee: with probability at least 1 - delta over the run, the privacy loss stays at or below the reading at
@@ -167,29 +167,19 @@ class Odometer:
 
     def __init__(self, *, delta: float, orders: Sequence[float] = ORDERS) -> None:
         require_delta(delta)
+        super().__init__(orders)
         self.delta = delta
-        self._spending = _Spending(orders)
-
-    @property
-    def orders(self) -> tuple[float, ...]:
-        """The grid, fixed for the odometer's life."""
-        return self._spending.orders
-
-    @property
-    def spent(self) -> tuple[float, ...]:
-        """The sum of the divergences charged, order by order."""
-        return tuple(float(s) for s in self._spending.total)
 
     def charge(self, event: Event) -> None:
         """Add the event's cost; call this before the event is carried out."""
-        self._spending.total = self._spending.with_event(event)
+        self._total = self._with_event(event)
 
     def epsilon(self) -> float:
         """The reading (to 1e-6, rounded up)."""
-        total = self._spending.total
+        total = self._total
         if not total.any():
             return 0.0
-        return _smallest(lambda loss: self._spending.log_mean(loss, total)[0] >= -math.log(self.delta))
+        return _smallest(lambda loss: self._log_mean(loss, total)[0] >= -math.log(self.delta))
 
     def to_dict(self) -> dict[str, Any]:
         """The state as plain JSON values."""
@@ -199,7 +189,7 @@ class Odometer:
     def from_dict(cls, values: Mapping[str, Any]) -> "Odometer":
         """The odometer that `to_dict` wrote."""
         restored = cls(delta=values["delta"], orders=values["orders"])
-        restored._spending.total = _restored(values["spent"], len(restored.orders))
+        restored._total = _restored(values["spent"], len(restored.orders))
         return restored
 
 

@@ -40,9 +40,8 @@ def epsilon(
 
     Example: hush epsilon --rate 0.01 --noise 4 --steps 10000 --delta 1e-5
     """
-    _known(accountant)
     event = run_event(rate=rate, noise=noise, steps=steps, sampling=sampling)
-    bounds = accounting.epsilon(event, delta=delta, accountant=cast(Accountant, accountant))
+    bounds = accounting.epsilon(event, delta=delta, accountant=_known(accountant))
     why = accounting.NOT_VALID.get(accountant)
     values = {"epsilon": bounds.upper, "lower": bounds.lower, "accountant": accountant, "sampling": sampling}
     remark = f"; NOT a valid bound: {why}" if why else ""
@@ -66,8 +65,7 @@ def noise(
 
     Example: hush noise --epsilon 2 --delta 1e-5 --rate 0.01 --steps 10000
     """
-    _known(accountant)
-    which = cast(Accountant, accountant)
+    which = _known(accountant)
 
     def planned(multiplier: float) -> Event:
         return run_event(rate=rate, noise=multiplier, steps=steps, sampling=sampling)
@@ -97,8 +95,7 @@ def steps(
 
     Example: hush steps --epsilon 2 --delta 1e-5 --rate 0.01 --noise 4
     """
-    _known(accountant)
-    which = cast(Accountant, accountant)
+    which = _known(accountant)
     each = 1 if sampling == "poisson" else _lots_per_epoch(rate)
 
     def planned(units: int) -> Event:
@@ -179,9 +176,10 @@ def _lots_per_epoch(rate: float) -> int:
     return lots
 
 
-def _known(accountant: str) -> None:
+def _known(accountant: str) -> Accountant:
     if accountant not in accounting.ACCOUNTANTS:
         raise ValueError(f"accountant must be one of {', '.join(accounting.ACCOUNTANTS)}, got {accountant!r}")
+    return cast(Accountant, accountant)
 
 
 def _show(values: dict[str, object], text: str, as_json: bool) -> None:
