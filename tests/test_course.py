@@ -1,6 +1,8 @@
 """Charges before use, one charge and one noise for each step whatever happens in the loop, and resuming."""
 
+import copy
 import math
+import os
 import random
 from pathlib import Path
 from typing import Any
@@ -54,7 +56,7 @@ def weights(model: nn.Module) -> Tensor:
 
 
 @pytest.mark.parametrize("lots", KINDS)
-def test_hazard_21_a_unit_is_on_record_before_it_is_drawn(lots: Lots) -> None:
+def test_hazard_21_a_unit_is_on_record_before_it_is_handed_out(lots: Lots) -> None:
     log: list[str] = []
 
     class Spy(MemoryAccount):
@@ -65,12 +67,56 @@ def test_hazard_21_a_unit_is_on_record_before_it_is_drawn(lots: Lots) -> None:
     course_plan = plan(lots=lots, steps=12)
     course = Course(course_plan, Spy(units=course_plan.units), seed=0)
     drawn = course._draw
-    course._draw = lambda unit: log.append(f"draw {unit}") or drawn(unit)  # type: ignore[method-assign, func-returns-value]
+    course._draw = lambda unit: log.append(f"take {unit}") or drawn(unit)  # type: ignore[method-assign, func-returns-value]
     for _ in range(12):
         course.next_lot()
         course.step += 1
     units = -(-12 // lots.steps_per_unit)
-    assert log == [entry for unit in range(units) for entry in (f"reserve {unit + 1}", f"draw {unit}")]
+    assert log == [entry for unit in range(units) for entry in (f"reserve {unit + 1}", f"take {unit}")]
+
+
+def indices(course: Course, steps: int) -> list[list[int]]:
+    found = []
+    for _ in range(steps):
+        found.append(course.next_lot().indices.tolist())
+        course.step += 1
+    return found
+
+
+@pytest.mark.parametrize("lots", [*KINDS, PoissonLots(10**6, 600)])
+def test_hazard_22_a_run_that_resumes_inside_a_draw_gets_the_lots_it_would_have_had(lots: Lots) -> None:
+    made = plan(lots=lots, steps=400)
+    whole = indices(Course(made, None, seed=5), 300)
+    assert len({tuple(lot) for lot in whole}) > 250, "draws differ from each other"
+    for stop in (1, 108, 109, 127, 128, 200):
+        first, second = Course(made, None, seed=5), Course(made, None, seed=5)
+        assert indices(first, stop) == whole[:stop]
+        second.load_state_dict(first.state_dict())
+        assert indices(second, 300 - stop) == whole[stop:]
+
+
+def test_lots_that_were_drawn_ahead_are_not_used_again_without_a_seed() -> None:
+    made = plan(lots=PoissonLots(10**6, 600), steps=400)
+    first = Course(made, None, seed=None)
+    indices(first, 3)
+    state, ahead = first.state_dict(), indices(first, 5)
+    for other in (Course(made, None, seed=None), first):
+        other.load_state_dict(state)
+        assert not set(map(tuple, indices(other, 5))) & set(map(tuple, ahead))
+
+
+@pytest.mark.parametrize("lots", [PoissonLots(10**6, 600), AllocatedLots(6000, 60), ShuffledLots(6000, 60)])
+def test_a_forked_child_draws_lots_of_its_own(lots: Lots, monkeypatch: pytest.MonkeyPatch) -> None:
+    made = plan(lots=lots, steps=400)
+    course = Course(made, None, seed=None)
+    indices(course, 3)
+    parent = copy.copy(course)
+    parent._unit = list(course._unit)
+    charged, ahead = course.charged, indices(parent, 5)
+    process = os.getpid()
+    monkeypatch.setattr(os, "getpid", lambda: process + 1)
+    assert not set(map(tuple, indices(course, 5))) & set(map(tuple, ahead))
+    assert course.charged == charged + (5 if lots.steps_per_unit == 1 else 1), "a begun epoch is given up"
 
 
 def test_an_exhausted_account_hands_out_nothing() -> None:

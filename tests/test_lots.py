@@ -3,7 +3,7 @@
 import time
 from collections import Counter
 from fractions import Fraction
-from itertools import permutations, product
+from itertools import combinations, permutations, product
 from math import comb, factorial
 
 import numpy as np
@@ -15,13 +15,18 @@ from scipy import stats
 
 from hush.accounting.events import Allocated, Gaussian, PoissonSampled, Shuffled
 from hush.lots import AllocatedLots, Lot, Lots, PoissonLots, ShuffledLots, from_dict
-from hush.sampling import _binomial_table, permutation, subset
+from hush.sampling import _binomial_table, permutation, subsets
 from hush.streams import Key
 
 
 def draws(lots: Lots, count: int, seed: int = 0) -> list[list[np.ndarray]]:
-    key = Key.from_seed(seed)
-    return [list(lots.draw(key.stream("lots", step=step))) for step in range(count)]
+    """The lots of `count` units, unit by unit."""
+    key, steps, units = Key.from_seed(seed), lots.steps_per_unit, []
+    for number in range(-(-count // lots.units_per_draw)):
+        drawn = list(lots.draw(key.stream("lots", step=number)))
+        assert len(drawn) == steps * lots.units_per_draw
+        units += [drawn[start : start + steps] for start in range(0, len(drawn), steps)]
+    return units[:count]
 
 
 def fits(observed: Counter, expected: dict, count: int) -> bool:
@@ -82,10 +87,16 @@ def test_a_billion_examples_take_milliseconds() -> None:
     for step in range(20):
         stream = key.stream("lots", step=step)
         start = time.perf_counter()
-        (lot,) = lots.draw(stream)
+        drawn = lots.draw(stream)
         times.append(time.perf_counter() - start)
-        assert 700 < len(lot) < 1300 and len(np.unique(lot)) == len(lot) and lot[0] >= 0 and lot[-1] < 10**9
-    assert sorted(times)[10] < 0.005
+        for lot in drawn:
+            assert 700 < len(lot) < 1300 and len(np.unique(lot)) == len(lot) and lot[0] >= 0 and lot[-1] < 10**9
+    assert len(drawn) == 65 and sorted(times)[10] < 0.02, "65 lots at once, well below a millisecond each"
+
+
+def test_a_draw_is_bounded_in_memory_and_number() -> None:
+    for size, together in ((1, 128), (6, 128), (600, 109), (1000, 65), (1 << 16, 1), (10**6, 1)):
+        assert PoissonLots(10**6, size).units_per_draw == together
 
 
 def test_rate_is_never_rounded_down() -> None:
@@ -98,9 +109,36 @@ def test_rate_is_never_rounded_down() -> None:
 
 
 def test_subset_of_more_than_half_is_uniform_too() -> None:
-    key, count = Key.from_seed(3), 6_000
-    seen = Counter(tuple(subset(key.stream("s", step=i), 4, 3).tolist()) for i in range(count))
+    count = 6_000
+    seen = Counter(tuple(part.tolist()) for part in subsets(Key.from_seed(3).stream("s"), 4, [3] * count))
     assert fits(seen, {(0, 1, 2): 1 / 4, (0, 1, 3): 1 / 4, (0, 2, 3): 1 / 4, (1, 2, 3): 1 / 4}, count)
+
+
+def test_subsets_that_are_drawn_together_are_uniform_and_independent() -> None:
+    """All pairs of a 2-subset and a 3-subset of five, with subsets of other sizes between them."""
+    count, key = 20_000, Key.from_seed(4)
+    sizes = [2, 0, 5, 3, 1, 4] * 1_000
+    seen: Counter = Counter()
+    for number in range(count // 1_000):
+        parts = [tuple(part.tolist()) for part in subsets(key.stream("s", step=number), 5, sizes)]
+        assert [len(part) for part in parts] == sizes and all(part == tuple(sorted(set(part))) for part in parts)
+        assert all(0 <= i < 5 for part in parts for i in part)
+        seen.update(zip(parts[0::6], parts[3::6], strict=True))
+    pairs = dict.fromkeys(product(combinations(range(5), 2), combinations(range(5), 3)), 1 / 100)
+    assert fits(seen, pairs, count)
+    twisted = {pair: p * (1.2 if set(pair[0]) <= set(pair[1]) else 1) for pair, p in pairs.items()}
+    twisted = {pair: p / sum(twisted.values()) for pair, p in twisted.items()}
+    assert not fits(seen, twisted, count), "the test must notice subsets that know of each other"
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.integers(1, 60), st.lists(st.integers(0, 60), max_size=12), st.integers(0, 2**32))
+def test_every_subset_has_its_size_and_no_repetition(examples: int, wanted: list[int], seed: int) -> None:
+    sizes = [min(size, examples) for size in wanted]
+    parts = subsets(Key.from_seed(seed).stream("s"), examples, sizes)
+    assert [len(part) for part in parts] == sizes
+    for part in parts:
+        assert part.tolist() == sorted(set(part.tolist())) and set(part.tolist()) <= set(range(examples))
 
 
 # Allocated and shuffled ------------------------------------------------------------------------------------------

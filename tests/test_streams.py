@@ -205,7 +205,12 @@ def test_below_rejects_what_would_be_biased(monkeypatch: pytest.MonkeyPatch) -> 
     assert stats.chisquare(thirds).pvalue > 1e-4
     words = iter([np.array([2**64 - 1, 5], np.uint64), np.array([2**64 - 2], np.uint64), np.array([7], np.uint64)])
     monkeypatch.setattr(Stream, "uint64", lambda self, count: next(words))
-    assert Key.from_seed(0).stream("below").below(10**18, 2).tolist() == [5, 7]
+    assert Key.from_seed(0).stream("below").below(10**18, 2).tolist() == [7, 5]
+    # 2^32 = 286 * 15,000,000 + 4,967,296: below 2^24 words of 32 bits do, and the last 4,967,296 are drawn again.
+    edge = 286 * 15_000_000
+    short = iter([np.array([edge - 1, edge, 5], np.uint32), np.array([2**32 - 1], np.uint32), np.array([8], np.uint32)])
+    monkeypatch.setattr(Stream, "uint32", lambda self, count: next(short))
+    assert Key.from_seed(0).stream("below").below(15_000_000, 3).tolist() == [15_000_000 - 1, 8, 5]
 
 
 def test_uniform_is_uniform_and_never_reaches_its_ends(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -17,9 +17,9 @@ from hush.gradients.clip import Clip, QuantileClip
 from hush.gradients.clipped import clipped_sum
 from hush.guards import check_losses
 from hush.loading import leaves_of, map_leaves
-from hush.lots import Handed
 from hush.noise import Part
 from hush.normals import Normals
+from hush.padding import Handed
 from hush.tracing import compiled
 
 _WARM_UP = 3  # runs before the capture, in which libraries choose their kernels and the engine makes its plan

@@ -1,20 +1,30 @@
 """Where a run stands in its plan: units are charged, then drawn, then handed out lot by lot."""
 
-from typing import Any
+from collections.abc import Sequence
+from typing import Any, NamedTuple
 
 from hush.accounting.bounds import Bounds
 from hush.charging import ChargeAccount
 from hush.lots import Lot
 from hush.plan import Plan
 from hush.sampling import Indices
-from hush.streams import Key
+from hush.streams import Key, this_process
+
+
+class _Draw(NamedTuple):
+    """The lots of several units, and the process that drew them: a forked child has a key of its own."""
+
+    number: int
+    home: tuple[int, object]
+    lots: Sequence[Indices]
 
 
 class Course:
     """Walks through a plan, one lot at a time.
 
-    Guarantee: no lot is drawn before its unit is on record in the account, and each lot gets the noise of the unit
-    that was charged for it, also in a resumed run whose account is ahead of its steps.
+    Guarantee: no lot is handed out before its unit is on record in the account, and each lot gets the noise of the
+    unit that was charged for it, also in a resumed run whose account is ahead of its steps. Lots that were drawn ahead
+    stay unknown to everybody; with a secret key neither a forked child nor a resumed run ever uses them.
     """
 
     def __init__(self, plan: Plan, account: ChargeAccount | None, seed: int | None) -> None:
@@ -25,14 +35,18 @@ class Course:
         self.charged = account.reserved if account is not None else 0
         self._units_drawn = 0
         self._unit: list[Indices] = []
+        self._drawn: _Draw | None = None
         self.take_key()
 
     def take_key(self) -> None:
         """A key of its own for every start: nothing that was drawn before can be drawn again, unless seeded."""
         self.key = Key.from_os() if self.seed is None else Key.from_seed(self.seed)
+        self._drawn = None
 
     def next_lot(self) -> Lot:
         """The lot of the current step; charges and draws a new unit where the last one is used up."""
+        if self._unit and self.key.private and self._drawn is not None and self._drawn.home != this_process():
+            self._unit = []  # in a forked child: the rest of the epoch is the parent's
         if not self._unit:
             if self.account is not None:
                 self.account.reserve(self.charged + 1)
@@ -82,4 +96,10 @@ class Course:
             self._unit = self._draw(self._units_drawn - 1)[-left:]
 
     def _draw(self, unit: int) -> list[Indices]:
-        return list(self.plan.lots.draw(self.key.stream("lots", step=unit)))
+        """The lots of one unit, from the draw that it belongs to."""
+        number, place = divmod(unit, self.plan.lots.units_per_draw)
+        if self._drawn is None or self._drawn.number != number or self._drawn.home != this_process():
+            lots = self.plan.lots.draw(self.key.stream("lots", step=number))
+            self._drawn = _Draw(number, this_process(), lots)
+        steps = self.plan.lots.steps_per_unit
+        return list(self._drawn.lots[place * steps : (place + 1) * steps])

@@ -13,7 +13,8 @@ import torch
 from torch import Tensor
 from torch.utils.data import DataLoader, IterableDataset, Sampler, TensorDataset
 
-from hush.lots import Handed, Lot
+from hush.lots import Lot
+from hush.padding import Handed
 
 Collate = Callable[[list[Any]], Any]
 
@@ -73,7 +74,8 @@ class Loader:
         """The lot's examples in batches of exactly `size` rows with a mask, for code that wants fixed shapes."""
         indices = lot.split(size)
         full = (_pad(batch, len(index), size) for index, batch in zip(indices, self._read(indices), strict=True))
-        return lot.hand_out((Handed(size, size, batch.mask), batch) for batch in full)
+        sizes = (len(index) for index in indices)
+        return lot.hand_out((Handed(size, size, batch.mask, n), batch) for n, batch in zip(sizes, full, strict=True))
 
     def _read(self, indices: Sequence[Tensor]) -> Iterator[Any]:
         if self._reader is None:

@@ -1,6 +1,7 @@
 """Which examples make up lot t: three ways of drawing, each with the event that it really is.
 
-A *unit* is what is drawn, and charged, at once: one lot for Poisson sampling, one epoch for the two others.
+A *unit* is what is charged at once: one lot for Poisson sampling, one epoch for the two others. Small lots are drawn
+many at a time, since a draw costs about the same for one as for a hundred.
 Sizes, rates and indices only; an example, a label or a model never comes here.
 """
 
@@ -9,17 +10,19 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, fields
 from fractions import Fraction
-from typing import Any, Literal, NamedTuple, TypeVar, overload
+from typing import Any, Literal, TypeVar, overload
 
 import numpy as np
 import torch
 
 from hush.accounting.events import Allocated, Event, Gaussian, PoissonSampled, Shuffled
-from hush.sampling import Indices, binomial, permutation, subset
+from hush.padding import Handed, PaddedBatch, padded
+from hush.sampling import Indices, binomials, permutation, subsets
 from hush.streams import Stream
 
 T = TypeVar("T")
 _CHUNK = 1 << 20
+_DRAWN_AT_ONCE = 1 << 16  # expected indices: half a megabyte
 
 
 class Lots(ABC):
@@ -29,6 +32,7 @@ class Lots(ABC):
     expected_size: int
     steps_per_epoch: int
     steps_per_unit: int
+    units_per_draw: int = 1
 
     @abstractmethod
     def event(self, noise: float) -> Event:
@@ -36,7 +40,7 @@ class Lots(ABC):
 
     @abstractmethod
     def draw(self, stream: Stream) -> Sequence[Indices]:
-        """The lots of one unit, `steps_per_unit` of them; the stream must be used for nothing else."""
+        """The lots of `units_per_draw` units, in their order; the stream must be used for nothing else."""
 
     def units(self, steps: int, noise: float | Sequence[float]) -> tuple[tuple[Event, int], ...]:
         """The events of the first `steps` steps in their order, as (event of a unit, how many times).
@@ -64,7 +68,7 @@ class PoissonLots(Lots):
     """Every example enters every lot independently with probability expected_size / examples.
 
     Guarantee: the drawn subset has exactly this law, up to a total variation below 1e-30 (the binomial size is
-    looked up with 128 random bits, the members are exactly uniform). A draw takes time and memory of the lot, not
+    looked up with 128 random bits, the members are exactly uniform). A draw takes time and memory of its lots, not
     of the dataset. Lots vary in size and may be empty; an empty lot is still a step.
 
     >>> PoissonLots(examples=60_000, expected_size=600).rate
@@ -93,11 +97,15 @@ class PoissonLots(Lots):
     def steps_per_unit(self) -> int:  # type: ignore[override]
         return 1
 
+    @property
+    def units_per_draw(self) -> int:  # type: ignore[override]
+        return max(1, min(128, _DRAWN_AT_ONCE // self.expected_size))
+
     def event(self, noise: float) -> Event:
         return PoissonSampled(self.rate, Gaussian(noise))
 
     def draw(self, stream: Stream) -> Sequence[Indices]:
-        return (subset(stream, self.examples, binomial(stream, self.examples, self.expected_size)),)
+        return subsets(stream, self.examples, binomials(stream, self.examples, self.expected_size, self.units_per_draw))
 
 
 @dataclass(frozen=True)
@@ -202,22 +210,6 @@ def from_dict(values: dict[str, Any]) -> Lots:
     return kinds[name](**{key: value for key, value in values.items() if key != "kind"})
 
 
-class PaddedBatch(NamedTuple):
-    """A physical batch of fixed shape: where mask is False the row only fills up and must not count."""
-
-    index: torch.Tensor  # type: ignore[assignment]  # shadows tuple.index, which nobody needs here
-    mask: torch.Tensor
-
-
-class Handed(NamedTuple):
-    """A batch in the user's hands: how many rows it has, and which of them count (all, if there is no mask)."""
-
-    rows: int
-    size: int
-    """The physical batch size that was asked for: public, unlike the rows of a last batch."""
-    mask: torch.Tensor | None = None
-
-
 class Lot:
     """The examples of one step. Its indices and its size are private: they must not be shown or decided upon.
 
@@ -244,8 +236,8 @@ class Lot:
         expected spills into one more batch; nothing is ever cut off.
         """
         if pad:
-            full = [padded(index, size) for index in self.split(size)]
-            return self.hand_out((Handed(size, size, batch.mask), batch) for batch in full)
+            pieces = [(len(index), padded(index, size)) for index in self.split(size)]
+            return self.hand_out((Handed(size, size, batch.mask, filled), batch) for filled, batch in pieces)
         return self.hand_out((Handed(len(index), size), index) for index in self.pieces(size))
 
     def split(self, size: int) -> list[torch.Tensor]:
@@ -281,13 +273,6 @@ class Lot:
     def restart(self) -> None:
         """Let the batches be handed out again; only right when nothing of them is kept (see Private.restart)."""
         self._handed_out, self.in_hand = False, None
-
-
-def padded(index: torch.Tensor, size: int) -> PaddedBatch:
-    """The index filled up to `size` rows by example 0, masked."""
-    full = torch.zeros(size, dtype=index.dtype)
-    full[: len(index)] = index
-    return PaddedBatch(full, torch.arange(size) < len(index))
 
 
 def _check_sizes(examples: int, size: int, name: str = "the size of a lot") -> None:

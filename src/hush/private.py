@@ -20,10 +20,11 @@ from hush.gradients.clip import QuantileClip
 from hush.gradients.clipped import clipped_sum
 from hush.guards import Guard, check_groups, check_optimizer
 from hush.ledger import Ledger
-from hush.lots import Handed, Lot
+from hush.lots import Lot
 from hush.noise import Part, add_noise, standard_deviations
 from hush.normals import Normals
 from hush.optim import NoiseAware
+from hush.padding import Handed
 from hush.plan import Plan, clip_from_dict, clip_to_dict
 from hush.selfcheck import check
 

@@ -1,6 +1,7 @@
 """Exact random subsets, permutations and binomial numbers from a stream, in time and memory of what is drawn."""
 
 from bisect import bisect_right
+from collections.abc import Sequence
 from decimal import Context, Decimal, localcontext
 from functools import lru_cache
 
@@ -12,16 +13,49 @@ from hush.streams import Stream
 Indices = npt.NDArray[np.int64]
 
 
-def subset(stream: Stream, examples: int, size: int) -> Indices:
-    """A uniform subset of this size, sorted: draw with replacement, keep what is new, until there are enough."""
-    few = min(size, examples - size)
+def subsets(stream: Stream, examples: int, sizes: Sequence[int]) -> list[Indices]:
+    """Independent uniform subsets of these sizes, each sorted: draw with replacement, keep what is new, until enough.
+
+    All of them are drawn together: subset k lives in the numbers from k * examples on, and one sorted array holds all.
+    Of a subset of more than half of the examples, those that are left out are drawn.
+    """
+    few = np.minimum(sizes, examples - np.asarray(sizes, np.int64))
+    starts = np.arange(len(few), dtype=np.int64) * examples
     found: Indices = np.empty(0, np.int64)
-    while len(found) < few:
-        found = np.unique(np.concatenate([found, stream.below(examples, few - len(found))]))
-    if few == size:
-        return found
+    missing = few
+    while total := int(missing.sum()):
+        drawn = stream.below(examples, total)
+        drawn += np.repeat(starts, missing)
+        found = _merged(found, _distinct(drawn, np.cumsum(missing)))
+        missing = few - np.diff(np.searchsorted(found, starts + examples), prepend=0)
+    pieces = np.split(found, np.cumsum(few))[:-1]
+    parts = [part - start for part, start in zip(pieces, starts, strict=True)]
+    return [part if len(part) == size else _others(part, examples) for part, size in zip(parts, sizes, strict=True)]
+
+
+def _distinct(drawn: Indices, ends: Indices) -> Indices:
+    """The numbers in order, each once, given in pieces that end here and whose ranges follow each other."""
+    begin = 0
+    for end in ends.tolist():
+        drawn[begin:end].sort()  # piece by piece: half the time of sorting all at once
+        begin = end
+    return np.delete(drawn, np.flatnonzero(drawn[1:] == drawn[:-1]))
+
+
+def _merged(found: Indices, drawn: Indices) -> Indices:
+    """Two sorted arrays without repetitions as one."""
+    if not len(found):
+        return drawn
+    places = np.searchsorted(found, drawn)
+    new = found[np.minimum(places, len(found) - 1)] != drawn
+    return np.insert(found, places[new], drawn[new])
+
+
+def _others(left_out: Indices, examples: int) -> Indices:
+    if not len(left_out):
+        return np.arange(examples)
     rest = np.ones(examples, bool)
-    rest[found] = False
+    rest[left_out] = False
     return np.flatnonzero(rest)
 
 
@@ -35,11 +69,11 @@ def permutation(stream: Stream, examples: int) -> Indices:
             return order
 
 
-def binomial(stream: Stream, examples: int, expected: int) -> int:
-    """Binomial(examples, expected / examples) from 128 random bits."""
+def binomials(stream: Stream, examples: int, expected: int, count: int) -> list[int]:
+    """Independent Binomial(examples, expected / examples) numbers, each from 128 random bits."""
     first, cumulative = _binomial_table(examples, expected)
-    low, high = (int(word) for word in stream.uint64(2))
-    return first + bisect_right(cumulative, (high << 64) | low)
+    words = stream.uint64(2 * count).tolist()
+    return [first + bisect_right(cumulative, (words[k + 1] << 64) | words[k]) for k in range(0, 2 * count, 2)]
 
 
 @lru_cache(maxsize=16)

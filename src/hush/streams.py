@@ -149,13 +149,14 @@ class Stream:
         """`count` independent integers, exactly uniform on 0, ..., bound - 1."""
         if not 1 <= bound <= 1 << 63:
             raise ValueError(f"bound must lie in [1, 2^63], got {bound!r}")
-        last = _LIMIT - _LIMIT % bound - 1  # the values above it would favour small remainders
-        numbers = self.uint64(count)
-        kept = numbers[numbers <= np.uint64(last)]
-        while len(kept) < count:
-            more = self.uint64(count - len(kept))
-            kept = np.concatenate([kept, more[more <= np.uint64(last)]])
-        return (kept % np.uint64(bound)).astype(np.int64)
+        # Half the words for usual sizes; one number in 256 is drawn again at most.
+        draw, kind = (self.uint32, np.uint32) if bound <= 1 << 24 else (self.uint64, np.uint64)
+        values = 1 << 8 * kind().itemsize
+        last = kind(values - values % bound - 1)  # the values above it would favour small remainders
+        numbers = draw(count)
+        while len(again := np.flatnonzero(numbers > last)):
+            numbers[again] = draw(len(again))
+        return (numbers % kind(bound)).astype(np.int64)
 
     def uniform(self, count: int) -> npt.NDArray[np.float64]:
         """`count` uniform numbers (k + 1/2) / 2^52: inside (0, 1), never 0 or 1."""
