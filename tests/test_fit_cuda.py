@@ -14,6 +14,7 @@ from torch import nn
 from hush.accounting import Budget
 from hush.fitting import HeldOut, train
 from hush.ledger import Ledger
+from hush.private import Private
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU on this machine")
 
@@ -23,11 +24,11 @@ def close(one: nn.Module, other: nn.Module) -> None:
         torch.testing.assert_close(a.cpu(), b.cpu(), rtol=1e-3, atol=1e-4)
 
 
-@pytest.mark.parametrize("padded", [None, False])
-def test_a_seeded_run_on_a_gpu_equals_the_one_on_a_cpu(padded: bool | None) -> None:
+@pytest.mark.parametrize("form", [{}, {"padded": False}, {"compile": True}])
+def test_a_seeded_run_on_a_gpu_equals_the_one_on_a_cpu(form: dict[str, bool]) -> None:
     held_out = HeldOut(data=blobs(100, seed=1), public=True)
     here = run(network(), seed=3, held_out=held_out)
-    there = run(network(), seed=3, held_out=held_out, device="cuda", padded=padded)
+    there = run(network(), seed=3, held_out=held_out, device="cuda", **form)
     assert there.steps == here.steps and there.epsilon == here.epsilon
     assert next(there.model.parameters()).is_cuda
     close(here.model, there.model)
@@ -79,6 +80,23 @@ def test_a_seeded_run_on_a_gpu_resumes_as_if_it_had_not_been_interrupted(tmp_pat
     resumed = train(job(), conduct(tmp_path / "cut", seed=4, checkpoint_every=7, resume=True, device="cuda"))
     assert resumed.ended == whole.ended == "finished" and resumed.steps == 50
     assert same(resumed.model, whole.model)
+
+
+def test_a_run_that_is_long_enough_is_compiled_on_the_way(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[bool] = []
+    capture = Private.capture
+
+    def watched(private: Private, losses_of: Any, *, copies: int = 1, compile: bool = False) -> Any:
+        asked.append(compile)
+        return capture(private, losses_of, copies=copies, compile=compile)
+
+    monkeypatch.setattr(Private, "capture", watched)
+    assert run(device="cuda").ended == "finished" and asked == [False], "30 steps of microseconds"
+    monkeypatch.setattr("hush.fitting.compiling._WORTH_IT", 0.0)
+    asked.clear()
+    assert run(device="cuda").ended == "finished" and asked == [False, True]
+    asked.clear()
+    assert run(device="cuda", seed=1).ended == "finished" and asked == [False], "a seeded run is repeatable"
 
 
 @pytest.mark.parametrize("kind", [torch.optim.Adam, torch.optim.RMSprop, torch.optim.SGD])

@@ -1,12 +1,14 @@
 """The batches of a lot, as large as the device can hold: a size that does not fit is halved and the lot begun again."""
 
 import math
+import warnings
 from collections.abc import Callable
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from hush.fitting.compiling import Compile, Trial
 from hush.fitting.evaluation import on_device
 from hush.loading import Loader
 from hush.lots import Lot, Lots
@@ -27,7 +29,11 @@ def first_size(lots: Lots, device: torch.device) -> int:
 
 
 class LotRunner:
-    """Computes the clipped sums of a lot in physical batches of `size` examples."""
+    """Computes the clipped sums of a lot in physical batches of `size` examples.
+
+    On a GPU padded batches are captured once and replayed. With compile="auto" some of them are timed, and where the
+    plan is long enough the compiler fuses them; what it cannot compile goes on captured.
+    """
 
     def __init__(
         self,
@@ -38,40 +44,67 @@ class LotRunner:
         size: int,
         device: torch.device,
         padded: bool,
+        compile: Compile = False,
     ) -> None:
         self.size = size
         self._private, self._loader, self._losses_of = private, loader, losses_of
         self._device, self._padded = device, padded
-        self._run = private.capture(losses_of)
+        self._compile = compile is True
+        self._trial = Trial(device) if compile == "auto" and padded and device.type == "cuda" else None
+        self._untried = False  # compiled by a decision of its own, and no lot done with it yet
+        self._begin()
 
     def __call__(self, lot: Lot) -> None:
         """All batches of the lot, in one size; out of memory means half the size, from the lot's beginning."""
+        if self._trial is not None and self._trial.over:
+            self._decide(self._trial)
         while not self._fits(lot):
             self._private.restart()
-            self.size = -(-self.size // 2)
-            self._run = self._private.capture(self._losses_of)  # what was captured holds memory of its own
-            if self._device.type == "cuda":
-                torch.cuda.empty_cache()
+            self._begin()
+        self._untried = False
+
+    def _begin(self) -> None:
+        self._run = self._private.capture(self._losses_of, compile=self._compile)  # what was captured holds memory
+        if self._device.type == "cuda":
+            torch.cuda.empty_cache()
+
+    def _decide(self, trial: Trial) -> None:
+        plan, self._trial = self._private.plan, None
+        per_lot = -(-plan.lots.expected_size // self.size)
+        if trial.pays(batches_left=(plan.steps - self._private.steps_done) * per_lot):
+            self._compile = self._untried = True
+            self._begin()
 
     def _fits(self, lot: Lot) -> bool:
         try:
             if self._padded:  # one shape for all: the engine reads a graph once, and a GPU replays it
                 for data, _ in self._loader.padded(lot, self.size):
-                    self._run(*_parts(on_device(data, self._device)))
+                    self._one(on_device(data, self._device))
             else:
                 for batch in self._loader.batches(lot, self.size):
-                    self._run(*_parts(on_device(batch, self._device)))
-        except RuntimeError as error:
+                    self._one(on_device(batch, self._device))
+        except Exception as error:
+            if self._untried:
+                self._compile = self._untried = False
+                warnings.warn(f"the step was not compiled, and goes on without: {error}", RuntimeWarning, stacklevel=2)
+                return False
             if self.size == 1 or not out_of_memory(error):
                 raise
+            self.size = -(-self.size // 2)
+            self._trial = None if self._trial is None else Trial(self._device)
             return False
         return True
 
+    def _one(self, batch: Any) -> None:
+        parts = tuple(batch) if isinstance(batch, tuple | list) else (batch,)
+        if self._trial is None:
+            self._run(*parts)
+        else:
+            self._trial(self._run, *parts)
 
-def out_of_memory(error: RuntimeError) -> bool:
+
+def out_of_memory(error: Exception) -> bool:
     """Whether the error says that memory ran out; torch has no class of its own for that on a CPU."""
-    return isinstance(error, torch.OutOfMemoryError) or "can't allocate memory" in str(error)
-
-
-def _parts(batch: Any) -> tuple[Any, ...]:
-    return tuple(batch) if isinstance(batch, tuple | list) else (batch,)
+    return isinstance(error, torch.OutOfMemoryError) or (
+        isinstance(error, RuntimeError) and "can't allocate memory" in str(error)
+    )

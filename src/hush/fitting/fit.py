@@ -8,6 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from hush.accounting import Accountant, Budget
+from hush.fitting.compiling import Compile
 from hush.fitting.evaluation import HeldOut
 from hush.fitting.jobs import Conduct, Job, Sampling, Upfront
 from hush.fitting.loop import train
@@ -45,6 +46,7 @@ def fit(
     fingerprint_of: Any = None,
     device: str | torch.device | None = None,
     padded: bool | None = None,
+    compile: Compile = "auto",
     noise: Literal["gaussian", "discrete"] = "gaussian",
     seed: int | None = None,
     public_buffers: Sequence[str] = (),
@@ -67,8 +69,10 @@ def fit(
     targets)` gives one loss per example (torch's own losses are asked for reduction="none"); `losses(model, *batch)`
     serves batches of another form. Physical batches of `batch_size` change nothing but memory; without it a size is
     found, and halved where memory runs out. Batches are `padded` to one shape by default where the data is arrays or
-    the device a GPU, on which forward and backward are then captured once and replayed. `upfront` is an access before
-    training, charged before it is done.
+    the device a GPU, on which forward and backward are then captured once and replayed; `compile` lets the compiler
+    fuse them first, by default where some timed batches say that the run is long enough for that to pay (a seeded run
+    is never compiled by itself, since timing is not reproducible). `upfront` is an access before training, charged
+    before it is done.
 
     Measuring: `held_out` data is evaluated every epoch. Numbers from training data are private: only
     `unsafe_diagnostics` shows them, and the report then says so. `scheduler` is any scheduler of torch that reads no
@@ -123,6 +127,7 @@ def fit(
         ledger=ledger,
         device=device,
         padded=padded,
+        compile=compile,
         noise=noise,
         seed=seed,
         unsafe_diagnostics=unsafe_diagnostics,

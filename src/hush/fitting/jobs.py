@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from hush.accounting import Accountant, Budget, Event
+from hush.fitting.compiling import Compile
 from hush.fitting.evaluation import HeldOut
 from hush.gradients.clip import Clip
 from hush.ledger import Ledger
@@ -101,6 +102,7 @@ class Conduct:
     ledger: str | PathLike[str] | Ledger | None = None
     device: str | torch.device | None = None
     padded: bool | None = None
+    compile: Compile = "auto"
     noise: Literal["gaussian", "discrete"] = "gaussian"
     seed: int | None = None
     unsafe_diagnostics: bool = False

@@ -170,8 +170,15 @@ class Run:
         steady = self.plan.clip.at(0) == self.plan.clip.at(self.plan.steps - 1)  # a captured graph has one bound
         fixed = steady if self.device.type == "cuda" else self.loader.in_memory
         padded = fixed if self.conduct.padded is None else self.conduct.padded
+        unrepeatable = self.conduct.compile == "auto" and self.conduct.seed is not None
         runner = LotRunner(
-            private, self.loader, self.losses_of, size=self.batch_size, device=self.device, padded=padded
+            private,
+            self.loader,
+            self.losses_of,
+            size=self.batch_size,
+            device=self.device,
+            padded=padded,
+            compile=False if unrepeatable else self.conduct.compile,
         )
         assert private.account is not None
         self._units_before, self._steps_before = private.account.reserved, private.steps_done
