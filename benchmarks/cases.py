@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 
 import torch
@@ -25,6 +25,8 @@ class Case:
     batch: Callable[[], tuple[Tensor, Tensor]]
     autocast: bool = False
     losses: Callable[[Tensor, Tensor], Tensor] = class_losses
+    images: bool = False
+    """Whether the batch has height and width, so that channels may come last in memory."""
     channels_last: bool = False
 
     def forward(self, model: Callable[[Tensor], Tensor], x: Tensor, y: Tensor) -> Tensor:
@@ -153,20 +155,15 @@ def cases(device: str) -> dict[str, Case]:
     small = [
         Case("mlp60", partial(mlp, 60), partial(images, 600, 60)),
         Case("mlp784", partial(mlp, 784), partial(images, 600, 784)),
-        Case("cnn24", paper_cifar10, partial(images, 2000 if cuda else 128, 3, 24, 24), autocast=cuda),
+        Case("cnn24", paper_cifar10, partial(images, 2000 if cuda else 128, 3, 24, 24), autocast=cuda, images=True),
         Case("transformer", small_transformer, partial(texts, 64, 64, 1000), losses=token_losses),
         Case("lstm", Recurrent, partial(images, 64, 64, 128)),
         Case("lstm-words", partial(Recurrent, vocabulary=1000), partial(words_and_labels, 64, 64, 1000)),
-        Case("wrn16-4", WideResNet, partial(images, 256 if cuda else 16, 3, 32, 32), autocast=cuda),
+        Case("wrn16-4", WideResNet, partial(images, 256 if cuda else 16, 3, 32, 32), autocast=cuda, images=True),
     ]
     if cuda:
         words = partial(texts, vocabulary=50257)
         language = {"autocast": True, "losses": token_losses}
-        small += [
-            replace(case, name=f"{case.name}-nhwc", channels_last=True)
-            for case in small
-            if case.name in ("cnn24", "wrn16-4")
-        ]
         small += [
             Case("gpt2-512", partial(gpt2, 512), partial(words, 16, 512), **language),
             Case("gpt2-2048", partial(gpt2, 2048), partial(words, 4, 2048), **language),

@@ -6,6 +6,7 @@ is lot drawing, forward, backward, clipping, noise from the secure stream, and t
 """
 
 from collections.abc import Callable
+from dataclasses import replace
 
 import torch
 from cases import Case
@@ -26,8 +27,9 @@ class Unavailable(Exception):
 
 def prepare(case: Case, device: str) -> tuple[nn.Module, Tensor, Tensor, torch.optim.Optimizer]:
     torch.manual_seed(0)
-    model = case.model().to(device).train()
-    x, y = (tensor.to(device) for tensor in case.batch())
+    with torch.device(device):  # large models are drawn faster where they will live
+        model = case.model().train()
+        x, y = case.batch()
     if case.channels_last:
         model, x = model.to(memory_format=torch.channels_last), x.contiguous(memory_format=torch.channels_last)
     trainable = [p for p in model.parameters() if p.requires_grad]
@@ -198,14 +200,21 @@ def _for_opacus(model: nn.Module) -> nn.Module:
     return ModuleValidator.fix(model)
 
 
-def forms(device: str) -> dict[str, Callable[[Case, str], Step]]:
-    """All ways on a device; the first is the one that CPU ratios are relative to."""
+def forms(device: str, case: Case | None = None) -> dict[str, Callable[[Case, str], Step]]:
+    """All ways on a device, for images also with channels last; ratios are relative to the first."""
     found: dict[str, Callable[[Case, str], Step]] = {"plain": plain}
     if device == "cuda":
         found |= {"plain compiled": plain_compiled, "plain captured": plain_captured}
         found |= {"plain compiled+captured": plain_compiled_captured}
+        if case is not None and case.images:
+            found["plain captured, channels last"] = _channels_last(plain_captured)
+            found["plain compiled+captured, channels last"] = _channels_last(plain_compiled_captured)
     found["hush"] = hush_eager
     if device == "cuda":
         found |= {"hush captured": hush_captured, "hush compiled+captured": hush_compiled}
     found |= {"opacus hooks": opacus_hooks, "opacus ghost": opacus_ghost}
     return found
+
+
+def _channels_last(build: Callable[[Case, str], Step]) -> Callable[[Case, str], Step]:
+    return lambda case, device: build(replace(case, channels_last=True), device)

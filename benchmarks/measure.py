@@ -1,12 +1,14 @@
 """Timing that a busy machine cannot spoil in silence, and peak memory of a step in a process of its own."""
 
 import ctypes
+import gc
+import importlib.metadata
 import os
 import platform
 import resource
 import statistics
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -31,6 +33,15 @@ class Rounds:
     timings: dict[str, Timing]
     kept: int
     dropped: int
+    taken: tuple[dict[str, float], ...] = ()
+    """Seconds of a step by name, for each round."""
+
+    def against(self, name: str, base: str) -> Timing:
+        """One way relative to another in the same rounds."""
+        return _timing(name, base, self.taken)
+
+    def median(self, name: str) -> float:
+        return statistics.median(one[name] for one in self.taken)
 
 
 def busy_seconds() -> float:
@@ -93,10 +104,11 @@ def interleaved(
         else:
             taken.append({name: seconds for name, (seconds, _) in measured.items()})
             tell()
-    return Rounds({name: _timing(name, base, taken) for name in steps} if taken else {}, len(taken), dropped)
+    timings = {name: _timing(name, base, taken) for name in steps} if taken else {}
+    return Rounds(timings, len(taken), dropped, tuple(taken))
 
 
-def _timing(name: str, base: str, taken: list[dict[str, float]]) -> Timing:
+def _timing(name: str, base: str, taken: Sequence[dict[str, float]]) -> Timing:
     ratios = sorted(one[name] / one[base] for one in taken)
     quarter = len(ratios) // 4
     milliseconds = statistics.median(one[name] for one in taken) * 1e3
@@ -107,29 +119,40 @@ def resident_mib() -> float:
     return int(Path("/proc/self/statm").read_text().split()[1]) * resource.getpagesize() / 2**20
 
 
-def peak_mib(build: Callable[[], Step], device: str) -> float:
+def peak_mib(build: Callable[[], Step]) -> float:
     """Peak memory in MiB of a few steps after the first ones: model, batch and step, without what was there before.
 
-    To be called in a fresh process. On a CPU it is the resident set, on a GPU what the allocator gave out.
+    To be called in a fresh process; it is the resident set.
     """
     torch.ones(64, 64) @ torch.ones(64, 64)
     before = resident_mib()
     step = build()
     for _ in range(3):
         step()
-    synchronize(device)
-    if device == "cuda":
-        torch.cuda.reset_peak_memory_stats()
-    else:
-        ctypes.CDLL(None).malloc_trim(0)
-        Path("/proc/self/clear_refs").write_text("5")  # the high-water mark starts anew
+    ctypes.CDLL(None).malloc_trim(0)
+    Path("/proc/self/clear_refs").write_text("5")  # the high-water mark starts anew
     for _ in range(3):
         step()
-    synchronize(device)
-    if device == "cuda":
-        return torch.cuda.max_memory_allocated() / 2**20
     lines = dict(line.split(":") for line in Path("/proc/self/status").read_text().splitlines() if ":" in line)
     return int(lines["VmHWM"].split()[0]) / 1024 - before
+
+
+def reserved_mib(build: Callable[[], Step]) -> float:
+    """What PyTorch's allocator reserved on the GPU during three steps, beyond what it held before the build, in MiB."""
+    gc.collect()
+    torch.cuda.empty_cache()
+    before = torch.cuda.memory_reserved()
+    step = build()
+    for _ in range(3):
+        step()
+    torch.cuda.synchronize()
+    gc.collect()
+    torch.cuda.empty_cache()
+    torch.cuda.reset_peak_memory_stats()
+    for _ in range(3):
+        step()
+    torch.cuda.synchronize()
+    return (torch.cuda.max_memory_reserved() - before) / 2**20
 
 
 def machine(device: str) -> dict[str, str | int]:
@@ -144,5 +167,5 @@ def machine(device: str) -> dict[str, str | int]:
         "torch": torch.__version__,
     }
     if device == "cuda":
-        found["gpu"] = torch.cuda.get_device_name()
+        found |= {"gpu": torch.cuda.get_device_name(), "triton": importlib.metadata.version("triton")}
     return found

@@ -6,6 +6,7 @@
 
 All ways of a case run in one process in turns; the ratio is the median over rounds. Rounds during which other programs
 used the CPUs are dropped, and counted. Peak memory is measured in a process of its own for each way.
+`step_cuda.py` says how cases are run on a GPU.
 """
 
 import argparse
@@ -27,18 +28,19 @@ from measure import Rounds, interleaved, machine, peak_mib
 
 def main() -> None:
     options = arguments()
+    torch.backends.cuda.matmul.allow_tf32 = False
+    torch.backends.cudnn.allow_tf32 = False
     known = cases(options.device)
     chosen = options.case or list(known)
     if unknown := [name for name in chosen if name not in known]:
         sys.exit(f"unknown case {', '.join(unknown)}; there are {', '.join(known)}")
-    torch.backends.cuda.matmul.allow_tf32 = False
-    torch.backends.cudnn.allow_tf32 = False
+    if options.device == "cuda":
+        from step_cuda import measure_all, one_phase
+
+        (one_phase if options.phase else measure_all)(options)
+        return
     if options.peak:
-        print(
-            json.dumps(
-                peak_mib(lambda: forms(options.device)[options.peak](known[chosen[0]], options.device), options.device)
-            )
-        )
+        print(json.dumps(peak_mib(lambda: forms("cpu")[options.peak](known[chosen[0]], "cpu"))))
         return
     if options.cpu_time:
         torch.set_num_threads(1)
@@ -69,20 +71,21 @@ def arguments() -> argparse.Namespace:
     )
     parser.add_argument("--peers", action="store_true", help="time Opacus as well")
     parser.add_argument("--no-memory", action="store_true", help="do not start the processes that measure memory")
+    parser.add_argument("--limit", type=float, default=400.0, help="seconds for all cases together (GPU only)")
     parser.add_argument("--json", type=Path, help="write everything to this file")
     parser.add_argument("--peak", help=argparse.SUPPRESS)
+    parser.add_argument("--phase", choices=("prepare", "time"), help=argparse.SUPPRESS)
     return parser.parse_args()
 
 
 def report(case: Case, options: argparse.Namespace) -> dict:
     """Measure one case and print its lines."""
-    device = options.device
     steps, notes = {}, {}
-    for name, build in forms(device).items():
+    for name, build in forms("cpu").items():
         if name.startswith("opacus") and not options.peers:
             continue
         try:
-            steps[name] = build(case, device)
+            steps[name] = build(case, "cpu")
             steps[name]()
         except Unavailable as reason:
             notes[name] = str(reason)
@@ -95,7 +98,7 @@ def report(case: Case, options: argparse.Namespace) -> dict:
             steps,
             base="plain",
             rounds=options.rounds,
-            device=device,
+            device="cpu",
             tolerated=options.tolerated,
             cpu_time=options.cpu_time,
             tell=tell,
@@ -103,7 +106,7 @@ def report(case: Case, options: argparse.Namespace) -> dict:
     names = list(steps)
     del steps
     gc.collect()
-    memory = {} if options.no_memory else {name: peak(case, name, device) for name in names}
+    memory = {} if options.no_memory else {name: peak(case, name) for name in names}
     show(case, rounds, memory, notes)
     timings = {name: asdict(timing) for name, timing in rounds.timings.items()}
     return {
@@ -115,9 +118,9 @@ def report(case: Case, options: argparse.Namespace) -> dict:
     }
 
 
-def peak(case: Case, form: str, device: str) -> float | None:
+def peak(case: Case, form: str) -> float | None:
     """Peak memory in MiB, measured in a fresh process."""
-    command = [sys.executable, __file__, "--case", case.name, "--device", device, "--peak", form]
+    command = [sys.executable, __file__, "--case", case.name, "--peak", form]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     return float(done.stdout.splitlines()[-1]) if done.returncode == 0 else None
 
