@@ -74,7 +74,8 @@ def noise_for(*, lot_size: int, steps: int, pca_noise: float | None, epsilon: fl
         projection = NOTHING if pca_noise is None else Gaussian(pca_noise)
         rate = lot_size / examples
         budget = Budget(epsilon=epsilon, delta=DELTA)
-        return calibrate.noise(lambda z: PoissonSampled(rate, Gaussian(z)) * steps, budget, spent=projection)
+        found = calibrate.noise(lambda z: PoissonSampled(rate, Gaussian(z)) * steps, budget, spent=projection)
+        return math.ceil(found * 1e5) / 1e5  # up, the private side: a little more than round-off can take away
 
     return remembered(f"noise {lot_size} {steps} {pca_noise} {epsilon} {examples}", answer)
 

@@ -9,7 +9,8 @@ from typing import Any
 
 from budgets import AS_PUBLISHED, DELTA, VALID, Cost
 from common import Options, pca, pixels, projected, run_script, summary
-from side_by_side import FLAT, PER_LAYER, Run, train
+from side_by_side import FLAT, PER_LAYER, Run
+from training import Job, train_together
 
 LEVELS = {"large": (8.0, 16.0, 0.5), "medium": (4.0, 7.0, 2.0), "small": (2.0, 4.0, 8.0)}  # sigma, PCA's sigma, epsilon
 PRINTED = {"large": 0.90, "medium": 0.95, "small": 0.97}
@@ -42,7 +43,8 @@ def measure(options: Options) -> dict[str, Any]:
     ]  # fmt: skip
     stops = {} if options.quick else planned_stops()
     marks = sorted({e * per_epoch for e in [*range(1, 50), *range(50, longest + 1, 10)]} | set(stops.values()))
-    readings = train(runs, data, seed=options.seed, marks=marks, train_accuracy=True, truncated=True)
+    job = Job(runs=runs, data=data, seed=options.seed, marks=marks, train_accuracy=True, truncated=True)
+    (readings,) = train_together([job])
     histories = []
     for k, (level, clipping, r) in enumerate(names):
         history = {"level": level, "clipping": clipping, "repetition": r, "steps": sorted(readings)}

@@ -18,6 +18,14 @@ EPSILONS = (0.25, 0.35, 0.5, 0.75, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0, 8.0)
 COUNTINGS = {f"{AS_PUBLISHED}, {PER_LAYER}": (AS_PUBLISHED, PER_LAYER), f"{VALID}, {FLAT}": (VALID, FLAT)}
 
 
+def allowed(counting: str, clipping: str, epsilon: float, delta: float) -> dict[str, int]:
+    """The steps that a budget allows each noise level."""
+    return {
+        level: cost(level, clipping).longest(epsilon=epsilon, delta=delta, counting=counting, at_most=LONGEST * 100)
+        for level in LEVELS
+    }
+
+
 def measure(options: Options) -> dict[str, Any]:
     """The accuracy that every budget buys, in both countings."""
     base = read(options, "fig2_mnist_noise_levels")
@@ -26,12 +34,9 @@ def measure(options: Options) -> dict[str, Any]:
         for delta in DELTAS[:1] if options.quick else DELTAS:
             for epsilon in (0.5, 2.0) if options.quick else EPSILONS:
                 best = None
-                for level in LEVELS:
-                    allowed = cost(level, clipping).longest(
-                        epsilon=epsilon, delta=delta, counting=counting, at_most=LONGEST * 100
-                    )
+                for level, steps in allowed(counting, clipping, epsilon, delta).items():
                     chosen = [h for h in base["histories"] if (h["level"], h["clipping"]) == (level, clipping)]
-                    marks = [i for i, step in enumerate(chosen[0]["steps"]) if step <= allowed]
+                    marks = [i for i, step in enumerate(chosen[0]["steps"]) if step <= steps]
                     if marks:
                         accuracy = summary([h["test"][marks[-1]] for h in chosen])
                         found = accuracy | {"level": level, "steps": chosen[0]["steps"][marks[-1]]}

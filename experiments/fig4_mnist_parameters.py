@@ -11,7 +11,8 @@ from typing import Any
 import torch
 from budgets import AS_PUBLISHED, VALID, Cost
 from common import Options, pca, pixels, projected, run_script
-from side_by_side import Data, Run, median_norms, train
+from side_by_side import Data, Run, median_norms
+from training import Job, train_together
 
 EPSILON = 2.0
 MOST = 300_000  # steps
@@ -80,25 +81,27 @@ def measure(options: Options) -> dict[str, Any]:
     for i, p in enumerate(chosen):  # of the same shape and about the same length
         length = max(lengths[i].values()).bit_length()
         shapes.setdefault((p.dimensions, p.hidden, p.lot_size, length), []).append(i)
-    rows = []
+    jobs = []
     for number, members in enumerate(shapes.values()):
         group = [chosen[i] for i in members]
         runs = [
-            run(p, max(lengths[i].values()), table, len(images[1]))
-            for table, (i, p) in enumerate(zip(members, group, strict=True))
+            run(p, max(lengths[i].values()), k, len(images[1]))
+            for k, (i, p) in enumerate(zip(members, group, strict=True))
         ]
-        marks = [length for i in members for length in lengths[i].values()]
+        marks = [length for i in members for length in lengths[i].values()] + [1, 100, 1000, 3000, 10_000]
         tables = inputs(group, images, options.seed)
-        marks += [stop for stop in (1, 100, 1000, 3000, 10_000) if stop <= max(run.steps for run in runs)]
-        readings = train(runs, tables, seed=options.seed + number, marks=marks, truncated=True, probe=median_norms)
-        for k, (i, p) in enumerate(zip(members, group, strict=True)):
+        seed = options.seed + number
+        jobs.append(Job(runs=runs, data=tables, seed=seed, marks=marks, truncated=True, probe=median_norms))
+    rows = []
+    for members, job, readings in zip(shapes.values(), jobs, train_together(jobs), strict=True):
+        for k, i in enumerate(members):
             accuracy = {c: readings[lengths[i][c]]["test"][k] if lengths[i][c] else None for c in COUNTINGS}
-            norms = {step: reading["probe"][k] for step, reading in readings.items() if step <= runs[k].steps}
+            norms = {step: reading["probe"][k] for step, reading in readings.items() if step <= job.runs[k].steps}
             rows.append(
                 {
-                    "panel": p.panel,
-                    "x": p.x,
-                    "projection": p.projection,
+                    "panel": chosen[i].panel,
+                    "x": chosen[i].x,
+                    "projection": chosen[i].projection,
                     "steps": lengths[i],
                     "accuracy": accuracy,
                     "median gradient norm (private)": norms,

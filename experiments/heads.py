@@ -9,8 +9,9 @@ import time
 from dataclasses import dataclass
 
 import torch
-from side_by_side import captured, padded_size, poisson_lots
+from side_by_side import padded_size, poisson_lots
 from torch import Tensor
+from training import captured
 
 
 @dataclass(frozen=True, kw_only=True)

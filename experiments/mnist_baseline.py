@@ -4,7 +4,8 @@ from pathlib import Path
 from typing import Any
 
 from common import Options, pca, pixels, projected, run_script, summary
-from side_by_side import Run, train
+from side_by_side import Run
+from training import Job, train_together
 
 EPOCHS, LOT = 100, 600
 RATES = {"paper's rates (0.1 to 0.052)": (0.1, 0.052), "five times the paper's rates": (0.5, 0.26)}
@@ -26,7 +27,8 @@ def measure(options: Options) -> dict[str, Any]:
         for name, _ in names
     ]  # fmt: skip
     marks = [e * per_epoch for e in range(1, epochs + 1)]
-    readings = train(runs, data, seed=options.seed, marks=marks, train_accuracy=True, truncated=True)
+    job = Job(runs=runs, data=data, seed=options.seed, marks=marks, train_accuracy=True, truncated=True)
+    (readings,) = train_together([job])
     curves = {kind: [[readings[m][kind][k] for m in marks] for k in range(len(runs))] for kind in readings[marks[0]]}
     last = {name: summary([curves["test"][k][-1] for k, (of, _) in enumerate(names) if of == name]) for name in RATES}
     return {

@@ -13,7 +13,8 @@ from typing import Any
 import torch
 from budgets import DELTA, EXAMPLES, VALID, Cost, epsilons, noise_for
 from common import ROOT, Options, pca, pixels, projected, run_script, summary
-from side_by_side import FLAT, PER_LAYER, Data, Run, train_all
+from side_by_side import FLAT, PER_LAYER, Data, Run
+from training import train_all
 
 EPSILONS = (0.5, 2.0, 8.0)
 PRINTED = {0.5: 0.90, 2.0: 0.95, 8.0: 0.97}
@@ -86,7 +87,7 @@ def trained(settings: list[Setting], data_set: str, options: Options, seed: int)
     parts = [projected(images, [matrices[noise]], unit=unit) for noise, unit in kinds]
     data = Data(torch.cat([p.train_x for p in parts]), images[1], torch.cat([p.test_x for p in parts]), images[3])
     runs = [s.run(table=kinds.index((s.pca_noise, s.unit)), quick=options.quick) for s in settings]
-    return train_all(runs, lambda _: data, seed=seed)
+    return train_all(runs, data, seed=seed)
 
 
 def search(options: Options) -> dict[str, Any]:

@@ -2,16 +2,12 @@
 
 Every run is Algorithm 1 of the paper on its own: its own Poisson lots, its own clipping and noise, its own weights.
 For a network x -> relu(x W1) W2, or a linear one x -> x W, the per-example gradient norms have a closed form
-(|x| |g1| and |a| |g2|), so a step is a handful of batched products. On a GPU the step is captured once as a graph
-and replayed; nothing is read back to the host until an accuracy is asked for. Runs are seeded: they measure
-accuracy, they protect nobody.
+(|x| |g1| and |a| |g2|), so a step is a handful of batched products, and nothing is read back to the host. Runs are
+seeded: they measure accuracy, they protect nobody. training.py drives these programs.
 """
 
 import math
-import time
-from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Protocol
 
 import torch
 from torch import Tensor
@@ -126,16 +122,6 @@ def padded_size(lot_size: int) -> int:
     return lot_size + math.ceil(7 * math.sqrt(lot_size)) + 8
 
 
-class Steps(Protocol):
-    """What can be stepped, and begun anew."""
-
-    generator: torch.Generator
-
-    def step(self) -> None: ...
-
-    def reset(self) -> None: ...
-
-
 class Program:
     """K runs of one shape, ready to step."""
 
@@ -208,7 +194,7 @@ class Program:
     def accuracy(self, x: Tensor, y: Tensor) -> Tensor:
         """Share of right answers of every run's current (averaged) model."""
         first, last = self.mean[0], self.mean[-1]
-        rows = max(1, 2**28 // (len(self.runs) * max(first.shape[1:])))
+        rows = max(1, 2**26 // (len(self.runs) * max(first.shape[1:])))
         right = torch.zeros(len(self.runs), device=x.device)
         for start in range(0, len(y), rows):
             hidden = x[self.table, start : start + rows] if len(x) > 1 else x[:, start : start + rows]
@@ -216,61 +202,6 @@ class Program:
                 hidden = torch.matmul(hidden, first).relu_()
             right += (torch.matmul(hidden, last).argmax(2) == y[start : start + rows]).sum(1)
         return right / len(y)
-
-
-def train(
-    runs: list[Run],
-    data: Data,
-    *,
-    seed: int,
-    marks: list[int] | None = None,
-    train_accuracy: bool = False,
-    truncated: bool = False,
-    probe: Callable[[Program], Tensor] | None = None,
-) -> dict[int, dict[str, list[float]]]:
-    """Train all runs; accuracies of all runs at the given steps (and at the end), as {step: {"test": [...]}}.
-
-    A run that has ended keeps its last model, so the entry of the longest run's end holds every run's last model.
-    `probe` measures something more of every run at those steps, kept as "probe".
-    """
-    if data.train_x.is_cuda:
-        torch.cuda.empty_cache()  # the memory of earlier programs' graphs
-    program = Program(runs, data, seed=seed, truncated=truncated)
-    advance = captured(program) if data.train_x.is_cuda else program.step
-    end = max(run.steps for run in runs)
-    stops = sorted({step for step in (marks or []) if 0 < step <= end} | {end})
-    readings: dict[int, dict[str, Tensor]] = {}
-    done = 0
-    for stop in stops:
-        for _ in range(stop - done):
-            advance()
-        done = stop
-        readings[stop] = {"test": program.accuracy(data.test_x, data.test_y)}
-        if train_accuracy:
-            readings[stop]["train (private)"] = program.accuracy(data.train_x, data.train_y)
-        if probe is not None:
-            readings[stop]["probe"] = probe(program)
-    if program.overfull.any():
-        raise RuntimeError(f"a lot of expected size {program.lot} did not fit into {program.width} places")
-    return {step: {name: value.tolist() for name, value in reading.items()} for step, reading in readings.items()}
-
-
-def train_all(runs: list[Run], data_for: Callable[[int], Data], *, seed: int, most: int = 64) -> list[float]:
-    """Test accuracy of every run's last model; runs are put together by shape and length, at most `most` at a time."""
-    order = sorted(range(len(runs)), key=lambda i: (runs[i].shape, runs[i].steps))
-    result = [math.nan] * len(runs)
-    while order:
-        shape, longest = runs[order[0]].shape, 2 * runs[order[0]].steps
-        chosen = [i for i in order[:most] if runs[i].shape == shape and runs[i].steps <= longest]
-        order = order[len(chosen) :]
-        started = time.time()
-        readings = train([runs[i] for i in chosen], data_for(shape[0]), seed=seed + chosen[0])
-        last = readings[max(readings)]["test"]
-        for i, accuracy in zip(chosen, last, strict=True):
-            result[i] = accuracy
-        took = f"{time.time() - started:.1f} s"
-        print(f"  {len(chosen)} runs of shape {shape}, {max(readings)} steps: {took}", flush=True)
-    return result
 
 
 def _normal(rows: int, columns: int, gain: float, generator: torch.Generator, truncated: bool) -> Tensor:
@@ -281,20 +212,3 @@ def _normal(rows: int, columns: int, gain: float, generator: torch.Generator, tr
             weight, std=deviation, a=-2 * deviation, b=2 * deviation, generator=generator
         )
     return weight.normal_(0.0, deviation, generator=generator)
-
-
-def captured(program: "Steps") -> Callable[[], None]:
-    """The step as a CUDA graph: the launch of some forty kernels becomes the launch of one."""
-    side = torch.cuda.Stream()
-    side.wait_stream(torch.cuda.current_stream())
-    with torch.cuda.stream(side):
-        for _ in range(3):
-            program.step()
-    torch.cuda.current_stream().wait_stream(side)
-    program.reset()
-    graph = torch.cuda.CUDAGraph()
-    graph.register_generator_state(program.generator)
-    with torch.cuda.graph(graph):
-        program.step()
-    program.reset()
-    return graph.replay

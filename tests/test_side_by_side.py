@@ -11,7 +11,8 @@ from torch import Tensor
 from torch.nn import functional as F
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "experiments"))
-from side_by_side import FLAT, PER_LAYER, Data, Program, Run, clipped_sums, padded_size, poisson_lots, train
+from side_by_side import FLAT, PER_LAYER, Data, Program, Run, clipped_sums, padded_size, poisson_lots
+from training import Job, train_all, train_together
 
 from hush.gradients import FlatClip, PerLayerClip, clipped_sum
 from hush.models import paper_mnist
@@ -138,7 +139,8 @@ def test_a_lot_that_does_not_fit_stops_the_program(monkeypatch: pytest.MonkeyPat
 
     monkeypatch.setattr(side_by_side, "padded_size", lambda lot: lot)
     with pytest.raises(RuntimeError, match="did not fit"):
-        train([Run(steps=20, noise=1.0, clip=1.0, lot_size=40, inputs=6, hidden=0)], small_data(), seed=1)
+        run = Run(steps=20, noise=1.0, clip=1.0, lot_size=40, inputs=6, hidden=0)
+        train_together([Job(runs=[run], data=small_data(), seed=1)])
 
 
 def test_a_run_that_ended_keeps_its_last_model() -> None:
@@ -156,9 +158,11 @@ def test_a_run_that_ended_keeps_its_last_model() -> None:
 
 def test_learns_and_repeats() -> None:
     runs = [Run(steps=60, noise=0.0, clip=1e6, lot_size=100, inputs=6, hidden=h, rate=0.5, rate_end=0.5) for h in (32,)]
-    first = train(runs, small_data(), seed=3, marks=[30], train_accuracy=True)
-    again = train(runs, small_data(), seed=3, marks=[30], train_accuracy=True)
-    assert first == again and sorted(first) == [30, 60]
+    job = Job(runs=runs, data=small_data(), seed=3, marks=[30], train_accuracy=True)
+    (first,) = train_together([job])
+    other = Job(runs=[Run(steps=45, noise=1.0, clip=1.0, lot_size=40, inputs=6, hidden=8)], data=small_data(), seed=4)
+    beside, again = train_together([other, job])
+    assert first == again and sorted(beside) == [45] and sorted(first) == [30, 60]
     assert first[60]["test"][0] > 0.9 and first[60]["train (private)"][0] > 0.9
 
 
@@ -166,3 +170,13 @@ def test_padding_is_seven_deviations() -> None:
     for lot in (60, 600, 8192):
         width = padded_size(lot)
         assert stats.poisson.sf(width - 1, lot) < 1e-10
+
+
+def test_all_runs_are_trained_whatever_their_shape_and_length() -> None:
+    """Every answer belongs to its own run: as if each group had been trained by itself."""
+    common = {"noise": 0.5, "clip": 1.0, "inputs": 6, "hidden": 8}
+    runs = [Run(steps=s, lot_size=lot, **common) for s, lot in ((60, 50), (5, 50), (30, 40), (55, 50), (6, 50))]
+    found = train_all(runs, small_data(), seed=3, most=2, at_once=2)
+    for group in ([1, 4], [3, 0], [2]):
+        (alone,) = train_together([Job(runs=[runs[i] for i in group], data=small_data(), seed=3 + group[0])])
+        assert [found[i] for i in group] == alone[max(alone)]["test"]

@@ -1,0 +1,144 @@
+"""Drives the batched programs: on a GPU every step is a captured graph, and several programs run at the same time.
+
+A step of a small program is a chain of some forty short kernels that leaves most of a GPU idle. Programs therefore get
+a stream each and take turns at being launched; their kernels overlap. Nothing returns to the host before the end.
+"""
+
+import math
+import time
+from collections.abc import Callable
+from contextlib import nullcontext
+from dataclasses import dataclass, field
+from typing import Protocol
+
+import torch
+from side_by_side import Data, Program, Run
+from torch import Tensor
+
+TURN = 20  # steps launched before the next program has its turn
+
+
+class Steps(Protocol):
+    """What can be stepped, and begun anew."""
+
+    generator: torch.Generator
+
+    def step(self) -> None: ...
+
+    def reset(self) -> None: ...
+
+
+@dataclass(frozen=True, kw_only=True)
+class Job:
+    """One program and what to read on its way: accuracies at the given steps (and at the end).
+
+    `probe` measures something more of every run at those steps, kept as "probe".
+    """
+
+    runs: list[Run]
+    data: Data
+    seed: int
+    marks: list[int] = field(default_factory=list)
+    train_accuracy: bool = False
+    truncated: bool = False
+    probe: Callable[[Program], Tensor] | None = None
+
+
+class Course:
+    """A job under way."""
+
+    def __init__(self, job: Job) -> None:
+        self.job, self.done = job, 0
+        self.program = Program(job.runs, job.data, seed=job.seed, truncated=job.truncated)
+        cuda = job.data.train_x.is_cuda
+        self.advance = captured(self.program) if cuda else self.program.step
+        self.stream = torch.cuda.Stream() if cuda else None
+        self.end = max(run.steps for run in job.runs)
+        self.stops = {step for step in job.marks if 0 < step <= self.end} | {self.end}
+        self.readings: dict[int, dict[str, Tensor]] = {}
+
+    def turn(self) -> bool:
+        """A few steps, and what is to be read after them; whether steps are left."""
+        with nullcontext() if self.stream is None else torch.cuda.stream(self.stream):
+            for _ in range(min(TURN, self.end - self.done)):
+                self.advance()
+                self.done += 1
+                if self.done in self.stops:
+                    self.readings[self.done] = self.read()
+        return self.done < self.end
+
+    def read(self) -> dict[str, Tensor]:
+        """The accuracies of all runs as they are now."""
+        program, data = self.program, self.job.data
+        found = {"test": program.accuracy(data.test_x, data.test_y)}
+        if self.job.train_accuracy:
+            found["train (private)"] = program.accuracy(data.train_x, data.train_y)
+        if self.job.probe is not None:
+            found["probe"] = self.job.probe(program)
+        return found
+
+    def result(self) -> dict[int, dict[str, list[float]]]:
+        """All readings, on the host."""
+        program = self.program
+        if program.overfull.any():
+            raise RuntimeError(f"a lot of expected size {program.lot} did not fit into {program.width} places")
+        return {step: {name: v.tolist() for name, v in reading.items()} for step, reading in self.readings.items()}
+
+
+def train_together(jobs: list[Job]) -> list[dict[int, dict[str, list[float]]]]:
+    """Train the runs of all jobs; for each job the accuracies of its runs, as {step: {"test": [...]}}.
+
+    A run that has ended keeps its last model, so the entry of the longest run's end holds every run's last model.
+    """
+    cuda = any(job.data.train_x.is_cuda for job in jobs)
+    if cuda:
+        torch.cuda.empty_cache()  # the memory of earlier programs' graphs
+    courses = [Course(job) for job in jobs]
+    if cuda:
+        torch.cuda.synchronize()
+    left = courses
+    while left:
+        left = [course for course in left if course.turn()]
+    if cuda:
+        torch.cuda.synchronize()
+    return [course.result() for course in courses]
+
+
+def train_all(runs: list[Run], data: Data, *, seed: int, most: int = 64, at_once: int = 8) -> list[float]:
+    """Test accuracy of every run's last model; runs are put together by shape and length, at most `most` at a time.
+
+    On a GPU `at_once` programs run at the same time.
+    """
+    order = sorted(range(len(runs)), key=lambda i: (runs[i].shape, runs[i].steps))
+    groups: list[list[int]] = []
+    while order:
+        shape, longest = runs[order[0]].shape, 2 * runs[order[0]].steps
+        groups.append([i for i in order[:most] if runs[i].shape == shape and runs[i].steps <= longest])
+        order = order[len(groups[-1]) :]
+    result = [math.nan] * len(runs)
+    for first in range(0, len(groups), at_once):
+        chosen, started = groups[first : first + at_once], time.time()
+        jobs = [Job(runs=[runs[i] for i in group], data=data, seed=seed + group[0]) for group in chosen]
+        for group, readings in zip(chosen, train_together(jobs), strict=True):
+            for i, accuracy in zip(group, readings[max(readings)]["test"], strict=True):
+                result[i] = accuracy
+        took, count = f"{time.time() - started:.1f} s", sum(map(len, chosen))
+        print(f"  {count} runs in {len(chosen)} programs, seed {seed}: {took}", flush=True)
+    return result
+
+
+def captured(program: Steps) -> Callable[[], None]:
+    """The step as a CUDA graph: the launch of some forty kernels becomes the launch of one."""
+    side = torch.cuda.Stream()
+    side.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(side):
+        for _ in range(3):
+            program.step()
+    torch.cuda.current_stream().wait_stream(side)
+    program.reset()
+    graph = torch.cuda.CUDAGraph()
+    graph.register_generator_state(program.generator)
+    with torch.cuda.graph(graph):
+        program.step()
+    program.reset()
+    return graph.replay
