@@ -1,4 +1,6 @@
-"""Every result of sections 5.1 and 5.2, one after another; what is done is on disk, so a stopped run loses one part.
+"""Every result of sections 5.1 and 5.2; what is done is on disk, so a stopped run loses the parts under way.
+
+On a GPU the parts run side by side, each in a process of its own; on a CPU one after another.
 
 python experiments/all_figures.py --device cuda                     # everything
 python experiments/all_figures.py --parts fig2_mnist_noise_levels,fig4_mnist_parameters
@@ -8,6 +10,8 @@ python experiments/all_figures.py --draw-only                       # accounting
 
 import argparse
 import importlib
+import subprocess
+import sys
 import time
 from pathlib import Path
 
@@ -23,6 +27,7 @@ PARTS = (
     "mnist_best",
     "fig3_mnist_eps_delta",
 )
+FIRST = {"fig3_mnist_eps_delta": "fig2_mnist_noise_levels"}  # what reads the results of another part
 
 
 def fill_budgets(seed: int) -> None:
@@ -50,23 +55,49 @@ def main() -> None:
     parser.add_argument("--out", type=Path, default=ROOT / "results")
     parser.add_argument("--parts", default=",".join(PARTS))
     parser.add_argument("--quick", action="store_true")
-    parser.add_argument("--repetitions", type=int, default=3)
+    parser.add_argument("--repetitions", type=int, help="of each training; 5 on a GPU, else 3")
     parser.add_argument("--seed", type=int, default=2016)
     parser.add_argument("--budgets-only", action="store_true")
     parser.add_argument("--draw-only", action="store_true")
+    parser.add_argument("--in-turn", action="store_true", help="one part after another, on a GPU too")
     args = parser.parse_args()
     if args.budgets_only:
         fill_budgets(args.seed)
         return
-    options = Options(args.device, args.out, args.quick, args.repetitions, args.seed)
-    started = time.time()
-    for part in args.parts.split(","):
-        module = importlib.import_module(part)
-        if not args.draw_only:
-            save(options, part, module.measure)
-            print(f"{time.time() - started:.0f} s since the start", flush=True)
-            continue
-        result = read(options, part)
+    cuda = args.device.startswith("cuda")
+    options = Options(args.device, args.out, args.quick, args.repetitions or (5 if cuda else 3), args.seed)
+    parts, started = args.parts.split(","), time.time()
+    if args.draw_only:
+        draw(parts, options)
+    elif cuda and len(parts) > 1 and not args.in_turn:
+        beside(parts)
+    else:
+        for part in parts:
+            save(options, part, importlib.import_module(part).measure)
+    seconds = round(time.time() - started, 1)
+    print(f"{seconds:.0f} s in all", flush=True)
+    if not args.draw_only and not args.in_turn and len(parts) > 1:
+        where = torch.cuda.get_device_name() if cuda else "CPU"
+        command = " ".join(["python experiments/all_figures.py", *sys.argv[1:]])
+        write(options, "all_figures", {"command": command, "parts": parts, "device": where, "seconds": seconds})
+
+
+def beside(parts: list[str]) -> None:
+    """Each part in a process of its own, after what it reads; all of them are waited for."""
+    chains = [[part] for part in parts if FIRST.get(part) not in parts]
+    for chain in chains:
+        chain += [part for part in parts if FIRST.get(part) == chain[0]]
+    commands = [[sys.executable, *sys.argv, "--parts", ",".join(chain), "--in-turn"] for chain in chains]
+    running = [subprocess.Popen(command) for command in commands]
+    codes = [process.wait() for process in running]
+    if any(codes):
+        raise SystemExit("a part failed; what the others found is on disk")
+
+
+def draw(parts: list[str], options: Options) -> None:
+    """Epsilon by each accountant, and the pictures."""
+    for part in parts:
+        module, result = importlib.import_module(part), read(options, part)
         if hasattr(module, "account"):
             result["epsilon by each accountant"] = module.account(result)
             write(options, part, result)

@@ -9,6 +9,7 @@ Answers are kept in a file (results/budgets.json), since they depend on nothing 
 
 import json
 import math
+import os
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -96,5 +97,8 @@ def remembered(question: str, answer: Callable[[], float]) -> float:
     if question not in _known:
         _known[question] = answer()
         CACHE.parent.mkdir(exist_ok=True)
-        CACHE.write_text(json.dumps(dict(sorted(_known.items())), indent=0) + "\n")
+        others = json.loads(CACHE.read_text()) if CACHE.exists() else {}  # another process may have added to it
+        partial = CACHE.with_suffix(f".{os.getpid()}.part")
+        partial.write_text(json.dumps(dict(sorted((others | _known).items())), indent=0) + "\n")
+        partial.replace(CACHE)
     return _known[question]

@@ -41,6 +41,20 @@ def test_every_part_runs_and_is_drawn(tmp_path: Path, monkeypatch: pytest.Monkey
     assert text.count("python experiments/") == len(all_figures.PARTS) - 2 and "1.259" in text
 
 
+def test_parts_run_beside_each_other(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As on a GPU: a process for each part, but for what reads another's results, which waits for them."""
+    script = str(Path(all_figures.__file__))
+    monkeypatch.setattr(
+        sys, "argv", [script, "--device", "cpu", "--quick", "--repetitions", "1", "--out", str(tmp_path)]
+    )
+    all_figures.beside(["fig3_mnist_eps_delta", "fig1_accountants", "fig2_mnist_noise_levels"])
+    assert json.loads((tmp_path / "fig3_mnist_eps_delta.json").read_text())["points"]
+    assert (tmp_path / "fig1_accountants.json").exists() and not (tmp_path / "mnist_best.json").exists()
+    monkeypatch.setattr(sys, "argv", [script, "--device", "nowhere", "--quick", "--out", str(tmp_path)])
+    with pytest.raises(SystemExit, match="a part failed"):
+        all_figures.beside(["mnist_baseline"])
+
+
 @pytest.mark.parametrize(
     ("sigma", "pca_sigma", "epsilon", "epochs"), [(8.0, 16.0, 0.5, 14.5), (4.0, 7.0, 2.0, 107.5), (2.0, 4.0, 8.0, 353)]
 )
