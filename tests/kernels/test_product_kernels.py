@@ -98,8 +98,8 @@ class Network(nn.Module):
         return self.last(self.rows(rows).tanh().mean(1))
 
 
-@pytest.mark.parametrize("by_rows", [False, True])
-def test_clipped_sums_with_the_kernels_equal_those_without(by_rows: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("by_pairs", [False, True])
+def test_clipped_sums_with_the_kernels_equal_those_without(by_pairs: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     torch.manual_seed(0)
     model = Network().to(DEVICE, HALF)
     x, mask = halves(5, 16, 5, 5), torch.tensor([1, 1, 0, 1, 1], device=DEVICE).bool()
@@ -113,9 +113,9 @@ def test_clipped_sums_with_the_kernels_equal_those_without(by_rows: bool, monkey
     for rules in (linear, conv):
         monkeypatch.setattr(rules, "on_matrix_units", lambda *ts: used.append(1) or all(t.dtype == HALF for t in ts))
     monkeypatch.setattr(linear.Products, "_small", False)
-    if by_rows:
+    if by_pairs:
         fused = linear.fused_rows
-        monkeypatch.setattr(linear, "fused_rows", lambda x, g: linear.replace(fused(x, g), by_rows=True))
+        monkeypatch.setattr(linear, "fused_rows", lambda x, g: linear.replace(fused(x, g), by_pairs=True))
     got = total(0.01, mask)
     assert used
     for name in params:

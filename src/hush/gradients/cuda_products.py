@@ -36,12 +36,6 @@ class FusedProducts(Contribution):
     gradient: Tensor
     """[batch, rows, columns, outputs], the same dtype."""
     window: "Window"
-    by_rows: bool = False
-    """Whether norms come from inner products of rows (one row of positions, one tap)."""
-
-    @property
-    def terms(self) -> int:
-        return self.gradient.shape[1] * self.gradient.shape[2] if self.by_rows else 1
 
     @property
     def apart(self) -> bool:
@@ -71,21 +65,13 @@ class FusedProducts(Contribution):
         return aligned(self.pixels), aligned(self.gradient)
 
     @cached_property
-    def _norms(self) -> tuple[Tensor, Tensor]:
-        from hush.kernels.grams import row_norms
+    def _norms(self) -> Tensor:
         from hush.kernels.products import squared_norms
 
-        pixels, gradient = self._factors
-        if self.by_rows:
-            return row_norms(pixels[:, 0], gradient[:, 0])
-        norms = squared_norms(pixels, gradient, self.window)
-        return norms, norms
+        return squared_norms(*self._factors, self.window)
 
     def squared_norms(self) -> Tensor:
-        return self._norms[0]
-
-    def squared_mass(self) -> Tensor:
-        return self._norms[1]
+        return self._norms
 
     def weighted_sum(self, weights: Weights) -> Tensor:
         """[outputs, taps, channels]."""
@@ -100,11 +86,3 @@ class FusedProducts(Contribution):
 
         sums = weighted_sums(*self._factors, factors, self.window, block)
         return sums[:, : self.gradient.shape[3], :, : self.pixels.shape[3]]
-
-
-def fused_rows(inputs: Tensor, gradients: Tensor) -> FusedProducts:
-    """For [batch, T, i] and [batch, T, j]; the faster way to the norms: pairs of rows run at half the speed."""
-    from hush.kernels.products import Window
-
-    length, i, j = inputs.shape[1], inputs.shape[2], gradients.shape[2]
-    return FusedProducts(inputs[:, None], gradients[:, None], Window(), by_rows=1.5 * length * (i + j) < i * j)

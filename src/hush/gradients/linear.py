@@ -6,7 +6,8 @@ from functools import cached_property
 import torch
 from torch import Tensor
 
-from hush.gradients.cuda_products import FusedProducts, fused_rows, on_matrix_units
+from hush.gradients.cuda_products import on_matrix_units
+from hush.gradients.cuda_rows import FusedRows, fused_rows
 from hush.gradients.site import (
     BLOCK,
     Contribution,
@@ -79,7 +80,7 @@ class Products(Contribution):
         return on_matrix_units(self.inputs, self.gradients)
 
     @cached_property
-    def _fused(self) -> FusedProducts | None:
+    def _fused(self) -> FusedRows | None:
         """The kernels of a GPU, for matrices so large that their products are not kept."""
         if self._length == 1 or not self._half or self._small:
             return None
@@ -157,7 +158,7 @@ class Products(Contribution):
 
     def weighted_sum(self, weights: Weights) -> Tensor:
         if self._fused is not None:
-            total = self._fused.weighted_sum(weights)[:, 0]
+            total = self._fused.weighted_sum(weights)
         elif self._length > 1 and self._kept is not None:
             total = Stored(self._kept).weighted_sum(weights)
         elif self._in_blocks:

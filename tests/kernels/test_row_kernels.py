@@ -1,0 +1,119 @@
+"""Norms and weighted sums of linear layers by kernels, through Triton's interpreter where there is no GPU."""
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+pytest.importorskip("triton")
+
+from hush.gradients import FlatClip, clipped_sum, linear
+from hush.gradients.cuda_rows import FusedRows
+from hush.gradients.site import Weights
+from hush.kernels import rows
+from hush.kernels.products import aligned
+
+DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
+HALF = torch.float16  # the interpreter multiplies no bfloat16
+SHAPES = [(3, 40, 136, 208), (5, 70, 128, 304), (1, 33, 144, 128), (9, 30, 128, 128), (2, 64, 272, 136)]
+"""Batch, rows, inputs, outputs: tiles that are shared by programs and tiles that are not, rows that fill no block."""
+
+
+def halves(*shape: int) -> Tensor:
+    return torch.randn(*shape, device=DEVICE).to(HALF)
+
+
+def per_example(inputs: Tensor, gradients: Tensor) -> Tensor:
+    """[batch, j, i] in float64."""
+    return torch.stack([g.double().t() @ x.double() for x, g in zip(inputs, gradients, strict=True)])
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+@pytest.mark.parametrize("programs", [1, 3, 7, 100])
+def test_norms_and_sums_are_those_of_products(
+    shape: tuple[int, ...], programs: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    torch.manual_seed(0)
+    batch, length, i, j = shape
+    monkeypatch.setattr(rows, "_programs", lambda _: programs)
+    x, g, factors = halves(batch, length, i), halves(batch, length, j), torch.rand(batch, device=DEVICE)
+    want = per_example(x, g)
+    norms = rows.squared_norms(x, g).double()
+    torch.testing.assert_close(norms, want.square().flatten(1).sum(1), rtol=1e-6, atol=0)
+    total = rows.weighted_sum(x, g, factors).double()
+    torch.testing.assert_close(total, torch.einsum("b,bji->ji", factors.double(), want), rtol=1e-5, atol=1e-4)
+
+
+def test_an_example_without_weight_adds_nothing_whatever_it_holds() -> None:
+    torch.manual_seed(0)
+    x, g = halves(3, 40, 128), halves(3, 40, 136)
+    factors = torch.tensor([0.3, 0.0, 1.0], device=DEVICE)
+    want = rows.weighted_sum(x, g, factors)
+    x[1], g[1, 3] = float("nan"), float("inf")
+    assert torch.equal(rows.weighted_sum(x, g, factors), want)
+    assert rows.squared_norms(x, g).isfinite().tolist() == [True, False, True]
+
+
+def test_a_sum_has_the_same_bits_every_time() -> None:
+    torch.manual_seed(0)
+    x, g, factors = halves(6, 40, 256), halves(6, 40, 384), torch.rand(6, device=DEVICE)
+    sums = [rows.weighted_sum(x, g, factors) for _ in range(3)]
+    assert torch.equal(sums[0], sums[1]) and torch.equal(sums[0], sums[2])
+
+
+def test_only_batches_whose_chain_of_additions_is_short_are_served() -> None:
+    for batch, served in ((rows.LONGEST, True), (rows.LONGEST + 1, False)):
+        assert rows.serves(torch.empty(batch, 2, 128), torch.empty(batch, 2, 128)) is served
+    assert not rows.serves(torch.empty(4, 2, 64), torch.empty(4, 2, 128))
+
+
+@pytest.mark.parametrize("by_pairs", [False, True])
+@pytest.mark.parametrize("i, j", [(130, 150), (24, 150)], ids=["wide", "narrow"])
+def test_a_contribution_of_rows_that_need_padding(i: int, j: int, by_pairs: bool) -> None:
+    torch.manual_seed(0)
+    x, g, factors = halves(3, 40, i), halves(3, 40, j), torch.rand(3, device=DEVICE)
+    want = per_example(x, g)
+    part = FusedRows(x, g, by_pairs)
+    torch.testing.assert_close(part.squared_norms().double(), want.square().flatten(1).sum(1), rtol=1e-5, atol=0)
+    total = part.weighted_sum(Weights(factors))
+    assert total.shape == (j, i)
+    torch.testing.assert_close(total.double(), torch.einsum("b,bji->ji", factors.double(), want), rtol=1e-5, atol=1e-4)
+    torch.testing.assert_close(part.per_example().double(), want, rtol=1e-5, atol=1e-4)
+    assert rows.serves(aligned(x), aligned(g)) is (i > 128)
+
+
+class Network(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.last = nn.Linear(130, 140), nn.Linear(140, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.last(self.first(x).tanh().mean(1))
+
+
+@pytest.mark.parametrize("by_pairs", [False, True])
+def test_clipped_sums_with_the_kernels_equal_those_without(by_pairs: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    torch.manual_seed(0)
+    model = Network().to(DEVICE, HALF)
+    x, mask = halves(5, 12, 130), torch.tensor([1, 1, 0, 1, 1], device=DEVICE).bool()
+    params = dict(model.named_parameters())
+
+    def total(bound: float, mask: Tensor) -> dict[str, Tensor]:
+        return dict(clipped_sum(model(x).float().square().sum(1) * 4096, params, FlatClip(bound), mask=mask).tensors)
+
+    want = total(0.01, mask)
+    used: list[FusedRows] = []
+
+    def fused(inputs: Tensor, gradients: Tensor) -> FusedRows:
+        used.append(FusedRows(inputs, gradients, by_pairs))
+        return used[-1]
+
+    monkeypatch.setattr(linear, "on_matrix_units", lambda *tensors: all(t.dtype == HALF for t in tensors))
+    monkeypatch.setattr(linear.Products, "_small", False)
+    monkeypatch.setattr(linear, "fused_rows", fused)
+    got = total(0.01, mask)
+    assert used
+    for name in params:
+        torch.testing.assert_close(got[name], want[name], rtol=2e-3, atol=2e-5)
+    for one in range(5):
+        alone = total(0.01, torch.arange(5, device=DEVICE) == one)
+        assert sum(float(t.double().square().sum()) for t in alone.values()) <= 0.01**2
