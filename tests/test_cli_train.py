@@ -114,8 +114,11 @@ def test_a_job_of_ones_own(capfd: pytest.CaptureFixture[str], script: Path, tmp_
     code, out, err = call(capfd, *arguments)
     assert code == 0, err
     assert out.startswith("accuracy ") and "epsilon = 3" in out and "report.html" in out
+    assert err.startswith("training: 20 steps on about 30 of 300 records each, noise multiplier ")
     assert "step 20 of 20" in err and "examples/s" in err
     assert "Records of the test set" in out, "a set that nobody declared public is named as not covered"
+    code, out, _ = call(capfd, *arguments[:6], "--device", "cpu")
+    assert code == 0 and "Nothing was kept" in out
     code, out, err = call(capfd, *arguments, "--resume", "--json")
     assert code == 0 and json.loads(out)["steps"] == 20
     code, out, _ = call(capfd, "report", tmp_path / "run", "--json")
@@ -155,7 +158,9 @@ def test_mistakes_are_one_line_with_exit_status_2(
         ("train", "mnist", "--epsilon", -1): "epsilon must be a positive number",
         ("train", "mnist", "--model", "worst"): "no recipe",
         ("train", "mnist", "--device", "nonsense"): "cannot be used",
-        ("train", f"{script}:job", "--lot", 0): "whole number",
+        ("train", f"{script}:job", "--lot", 0): "'--lot'",
+        ("train", "mnist", "--lot", 0): "'--lot'",
+        ("train", "mnist", "--batch", 0): "'--batch'",
         ("train", f"{script}:job", "--sampling", "cyclic"): "sampling must be",
         ("train", f"{script}:job", "--resume"): "resume needs the folder",
         ("train", f"{script}:job", "--tensorboard"): "give out=FOLDER",
@@ -163,7 +168,8 @@ def test_mistakes_are_one_line_with_exit_status_2(
         ("train", f"{script}:job", "--ledger", damaged): "hush:",
         ("report", tmp_path / "nothing"): "no folder",
         ("report", tmp_path): "expected a checkpoint",
-        ("train",): "hush:",
+        ("train",): "see hush train --help",
+        ("ledger", "close", capped): "see hush ledger close --help",
     }
     for arguments, words in mistakes.items():
         code, out, err = call(capfd, *arguments)
@@ -173,9 +179,10 @@ def test_mistakes_are_one_line_with_exit_status_2(
 
 
 def test_help_has_examples(capfd: pytest.CaptureFixture[str]) -> None:
-    for command in ("train", "report"):
-        code, out, _ = call(capfd, command, "--help")
-        assert code == 0 and f"hush {command} " in out and "Example" in out
+    ledger = [f"ledger {name}" for name in ("open", "show", "check", "close", "link")]
+    for command in ("train", "report", "epsilon", "noise", "steps", "compare", *ledger):
+        code, out, _ = call(capfd, *command.split(), "--help")
+        assert code == 0 and f"Example: hush {command} " in " ".join(out.split())
 
 
 def _budget() -> Any:

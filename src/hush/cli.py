@@ -13,10 +13,10 @@ app = typer.Typer(
     add_completion=False,
     pretty_exceptions_enable=False,
 )
-accounting.mount(app)
 train.mount(app)
-ledger.mount(app)
 report.mount(app)
+accounting.mount(app)
+ledger.mount(app)
 
 
 def main(arguments: list[str] | None = None) -> None:
@@ -37,7 +37,8 @@ def _run(arguments: list[str]) -> int:
         say = getattr(mistake, "format_message", None)
         if say is None:
             raise
-        return _complain(say() or "no command given; see hush --help")
+        where = getattr(getattr(mistake, "ctx", None), "command_path", "hush")
+        return _complain(f"{say() or 'no command given'} (see {where} --help)")
     return status if isinstance(status, int) else 0
 
 

@@ -31,7 +31,10 @@ def open_(
     rule: Annotated[str, typer.Option(help="slices, renyi or odometer; fixed from here on.")] = "slices",
     as_json: Json = False,
 ) -> None:
-    """Make a ledger: hush ledger open patients.hush --epsilon 3 --delta 1e-6"""
+    """Make a ledger, with or without a cap.
+
+    Example: hush ledger open patients.hush --epsilon 3 --delta 1e-6
+    """
     with _one_line():
         if (epsilon is None) != (delta is None):
             raise LedgerError("--epsilon and --delta together", "one of them", "give both, or none for no cap")
@@ -48,7 +51,10 @@ def show(
     delta: Annotated[float | None, typer.Option(help="Delta of the printed epsilon; the cap's by default.")] = None,
     as_json: Json = False,
 ) -> None:
-    """What was spent, by which runs, and what is left: hush ledger show patients.hush --delta 1e-6"""
+    """What was spent, and by which runs.
+
+    Example: hush ledger show patients.hush --delta 1e-6
+    """
     with _one_line(), _existing(file) as ledger:
         if delta is None and ledger.budget is not None:
             delta = ledger.budget.delta
@@ -62,7 +68,10 @@ def check(
     head: Annotated[str | None, typer.Option(help="SEQUENCE:HASH as a report states it.")] = None,
     as_json: Json = False,
 ) -> None:
-    """Check the chain of entries, and that it holds what a checkpoint or a report has seen."""
+    """Check the chain of entries, and that it holds what a checkpoint or a report has seen.
+
+    Example: hush ledger check patients.hush --checkpoint runs/mine/checkpoint
+    """
     with _one_line(), _existing(file) as ledger:
         seen = [_parse(head)] if head else []
         if checkpoint is not None:
@@ -76,7 +85,10 @@ def check(
 def close(
     file: File, account: Annotated[str, typer.Argument(help="The account's name.")], as_json: Json = False
 ) -> None:
-    """Close an account whose run is gone; all units on record stay spent."""
+    """Close an account whose run is gone; all units on record stay spent.
+
+    Example: hush ledger close patients.hush "mine 2026-01-31T12:00:00-1f2e3d4c"
+    """
     with _one_line(), _existing(file) as ledger:
         ledger.close_account(account)
         _print(_summary(ledger, None), as_json)
@@ -89,7 +101,10 @@ def link(
     reason: Annotated[str, typer.Option(help="Why this is the same people's data, for the record.")],
     as_json: Json = False,
 ) -> None:
-    """Let data that grew or changed share this ledger: hush ledger link patients.hush 17 --reason 'January added'"""
+    """Let data that grew or changed share this ledger; the refused run has named the number.
+
+    Example: hush ledger link patients.hush 17 --reason 'January added'
+    """
     with _one_line(), _existing(file) as ledger:
         ledger.link(refusal=refusal, reason=reason)
         _print({"linked": refusal, "reason": reason}, as_json)

@@ -29,17 +29,17 @@ def train(
     epsilon: Annotated[float, typer.Option(help="Epsilon not to be exceeded.")] = 2.0,
     delta: Annotated[float, typer.Option(help="Delta not to be exceeded; well below 1 / records.")] = 1e-5,
     model: Annotated[str, typer.Option(help="paper or best; for the data sets that have recipes.")] = "paper",
-    lot: Annotated[int | None, typer.Option(help="Expected lot size L.")] = None,
-    epochs: Annotated[int | None, typer.Option(help="Epochs to plan for.")] = None,
+    lot: Annotated[int | None, typer.Option(min=1, help="Expected lot size L.")] = None,
+    epochs: Annotated[int | None, typer.Option(min=1, help="Epochs to plan for.")] = None,
     clip: Annotated[float | None, typer.Option(help="Bound C on a record's gradient.")] = None,
     noise: Annotated[float | None, typer.Option(help="Noise multiplier; found for the budget by default.")] = None,
     sampling: Annotated[str, typer.Option(help="How lots are drawn: poisson, allocated or shuffled.")] = "poisson",
-    reserve: Annotated[int, typer.Option(help="Steps kept for what a crash may lose.")] = 0,
+    reserve: Annotated[int, typer.Option(min=0, help="Steps kept for what a crash may lose.")] = 0,
     out: Annotated[Path | None, typer.Option(help="Folder for checkpoints, model and report.")] = None,
     resume: Annotated[bool, typer.Option("--resume", help="Go on from the last checkpoint in --out.")] = False,
-    ledger: Annotated[Path | None, typer.Option(help="Ledger of the dataset.")] = None,
+    ledger: Annotated[Path | None, typer.Option(help="Ledger of the dataset; made if it does not exist.")] = None,
     device: Annotated[str | None, typer.Option(help="cpu, cuda, cuda:1, ...; a GPU where there is one.")] = None,
-    batch: Annotated[int | None, typer.Option(help="Physical batch size; found by default.")] = None,
+    batch: Annotated[int | None, typer.Option(min=1, help="Physical batch size; found by default.")] = None,
     seed: Annotated[int | None, typer.Option(help="Reproducible, and NOT PRIVATE.")] = None,
     tensorboard: Annotated[bool, typer.Option("--tensorboard", help="Event files in --out.")] = False,
     unsafe_diagnostics: Annotated[
@@ -126,6 +126,8 @@ def _print(result: "Result", as_json: bool) -> None:
         print(statement)
         if result.report is not None:
             print(f"\nreport: {result.report.html}")
+        else:
+            print("\nNothing was kept. With --out FOLDER the model, its checkpoints and this report are.")
         return
     label = (statement.facts["held_out"] or {}).get("label")
     summary = {

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from hush.fitting.compiling import Compile, Trial
 from hush.fitting.evaluation import on_device
+from hush.fitting.jobs import Conduct
 from hush.loading import Loader
 from hush.lots import Lot, Lots
 from hush.private import Private
@@ -26,6 +27,24 @@ def first_size(lots: Lots, device: torch.device) -> int:
     usual = min(lots.examples, lots.expected_size + 3 * math.isqrt(lots.expected_size))
     batches = -(-usual // _MOST.get(device.type, _MOST_ELSEWHERE))
     return 8 * math.ceil(usual / batches / 8)
+
+
+def make_runner(
+    private: Private,
+    loader: Loader,
+    losses_of: Callable[..., Tensor],
+    conduct: Conduct,
+    device: torch.device,
+    size: int,
+) -> "LotRunner":
+    """The runner that a conduct asks for; what it leaves open is chosen by the device, the data and the clip."""
+    clip, steps = private.plan.clip, private.plan.steps
+    steady = clip.at(0) == clip.at(steps - 1)  # a captured graph has one bound
+    fixed = steady if device.type == "cuda" else loader.in_memory
+    padded = fixed if conduct.padded is None else conduct.padded
+    unrepeatable = conduct.compile == "auto" and conduct.seed is not None
+    compile = False if unrepeatable else conduct.compile
+    return LotRunner(private, loader, losses_of, size=size, device=device, padded=padded, compile=compile)
 
 
 class LotRunner:

@@ -67,6 +67,10 @@ class Job:
     data_name: str = "the training set"
     settings_from: str = ""
 
+    def __post_init__(self) -> None:
+        if self.batch_size is not None and self.batch_size < 1:
+            raise ValueError(f"batch_size must be a whole number >= 1, or left out to be found, got {self.batch_size}")
+
     def losses_of(self) -> Callable[..., Tensor]:
         """The losses of a batch as a function of the batch."""
         if (self.loss is None) == (self.losses is None):

@@ -13,15 +13,15 @@ from torch.optim.lr_scheduler import ReduceLROnPlateau
 from hush import accounting, checkpoints
 from hush.checkpoints import Checkpoint
 from hush.fitting import saving
-from hush.fitting.account import open_charged, resume_charged
-from hush.fitting.batch_size import LotRunner, first_size
+from hush.fitting.account import Charged, open_charged, resume_charged
+from hush.fitting.batch_size import first_size, make_runner
 from hush.fitting.before import check_model, device_of, ledger_data, reproducible
 from hush.fitting.choosing import Judge
 from hush.fitting.diagnostics import unsafe_diagnostics
 from hush.fitting.facts import facts_of
 from hush.fitting.jobs import Conduct, Job
 from hush.fitting.planning import PrivacyWarning, check_delta, make_plan, planned_steps
-from hush.fitting.progress import Progress
+from hush.fitting.progress import Progress, announce
 from hush.fitting.result import Result
 from hush.fitting.schedules import check_scheduler
 from hush.fitting.scribe import Scribe, open_scribe, require_tensorboard
@@ -87,8 +87,7 @@ class Run:
             return
         self._warn(check_delta(self.conduct.budget.delta, self.loader.examples))
         check_model(self.job, self.plan, self.loader, self.device)
-        self.charged = open_charged(self.plan, self.conduct, folder, data)
-        self.book = self.charged.book
+        self._take(open_charged(self.plan, self.conduct, folder, data))
         self._do_upfront()
         self.private = self._make_private()
         self._save()
@@ -118,12 +117,16 @@ class Run:
         self.batch_size = self.job.batch_size or facts["batch_size"]
         saving.unpack(saved.state, self.job, self.judge)
         assert self.folder is not None
-        self.charged = resume_charged(saved, self.conduct, self.folder, data)
-        self.book = self.charged.book
+        self._take(resume_charged(saved, self.conduct, self.folder, data))
         self.private = self._make_private()
         self.private.load_state_dict(facts["run"])
         if "random" in saved.state:
             saving.set_random_state(saved.state["random"], self.device)
+
+    def _take(self, charged: Charged) -> None:
+        self.charged, self.book = charged, charged.book
+        if self.conduct.progress and self.ended is None:
+            announce(self.plan, resumed=self.resumed > 0)
 
     def _make_private(self) -> Private:
         return Private(
@@ -167,19 +170,7 @@ class Run:
 
     def _lots(self, progress: Progress, scribe: Scribe) -> None:
         private, per_epoch = self._private, self.plan.lots.steps_per_epoch
-        steady = self.plan.clip.at(0) == self.plan.clip.at(self.plan.steps - 1)  # a captured graph has one bound
-        fixed = steady if self.device.type == "cuda" else self.loader.in_memory
-        padded = fixed if self.conduct.padded is None else self.conduct.padded
-        unrepeatable = self.conduct.compile == "auto" and self.conduct.seed is not None
-        runner = LotRunner(
-            private,
-            self.loader,
-            self.losses_of,
-            size=self.batch_size,
-            device=self.device,
-            padded=padded,
-            compile=False if unrepeatable else self.conduct.compile,
-        )
+        runner = make_runner(private, self.loader, self.losses_of, self.conduct, self.device, self.batch_size)
         assert private.account is not None
         self._units_before, self._steps_before = private.account.reserved, private.steps_done
         if not self.history:
@@ -234,7 +225,7 @@ class Run:
         self.history.append(entry)
         label = held_out.label if held_out is not None else ""
         ahead = self._spent(more_steps=per_epoch)  # what the bar shows until then must not be less than what is spent
-        progress.learn(epsilon=ahead, note=f"{label} {entry[label]:.4f}" if label in entry else "")
+        progress.learn(epsilon=ahead, step=step, note=f"{label} {entry[label]:.4f}" if label in entry else "")
         scribe.write(entry)
 
     def _spent(self, *, more_steps: int = 0) -> float:

@@ -9,6 +9,7 @@ from types import TracebackType
 from typing import Any
 
 from hush.accounting import Budget, rounded_up
+from hush.plan import Plan
 
 
 class Progress:
@@ -38,9 +39,11 @@ class Progress:
         if self._bar is not None:
             self._bar.stop()
 
-    def learn(self, *, epsilon: float, note: str = "") -> None:
+    def learn(self, *, epsilon: float, step: int = 0, note: str = "") -> None:
         """What will be spent at most before the next call, and the last measurement on held-out data."""
         self._spent, self._note = epsilon, note or self._note
+        if self._bar is not None:
+            self._bar.update(self._task, completed=step, **self.words(step))
 
     def reach(self, step: int) -> None:
         """Show that so many steps are done."""
@@ -65,6 +68,17 @@ class Progress:
             "rate": f"{done * self._lot_size / seconds:,.0f} examples/s" if done else "",
             "note": self._note,
         }
+
+
+def announce(plan: Plan, *, resumed: bool) -> None:
+    """One line on standard error before the first step: what will be done, and what it costs."""
+    size, noise = plan.lots, plan.noise_at(0)
+    cost = "" if plan.budget is None else f" for epsilon {plan.budget.epsilon:g} at delta {plan.budget.delta:g}"
+    print(
+        f"{'resuming' if resumed else 'training'}: {plan.steps:,} steps on about {size.expected_size:,} of "
+        f"{size.examples:,} records each, noise multiplier {noise:.4g}{cost}",
+        file=sys.stderr,
+    )
 
 
 def _bar(steps: int) -> Any:

@@ -21,7 +21,7 @@ def find_saved(folder: Path | None, *, resume: bool) -> Checkpoint | None:
     """The checkpoint to go on from; None for a new run. An unfinished run is never overwritten."""
     if folder is None:
         if resume:
-            raise ValueError("resume needs the folder of the run: give out=FOLDER")
+            raise ValueError("resume needs the folder of the run: give out=FOLDER (--out FOLDER)")
         return None
     if not checkpoints.exists(folder / CHECKPOINT):
         return None

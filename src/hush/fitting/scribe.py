@@ -24,7 +24,7 @@ class Scribe:
 def require_tensorboard(folder: Path | None) -> Any:
     """The class that writes event files; a clear refusal, before anything is charged, where it cannot."""
     if folder is None:
-        raise ValueError("tensorboard needs a folder to write into: give out=FOLDER")
+        raise ValueError("tensorboard needs a folder to write into: give out=FOLDER (--out FOLDER)")
     try:
         from torch.utils.tensorboard import SummaryWriter
     except ImportError:
