@@ -3,13 +3,14 @@
 import json
 from collections.abc import Iterator
 from contextlib import contextmanager
+from decimal import Decimal
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
-from hush.accounting.bounds import Budget
-from hush.ledger import Head, Ledger, LedgerError
+from hush.accounting.bounds import Bounds, Budget
+from hush.ledger import BudgetExhausted, Head, Ledger, LedgerError
 from hush.ledger.books import Page
 
 app = typer.Typer(name="ledger", no_args_is_help=True, help="The durable account of a dataset.")
@@ -48,16 +49,18 @@ def open_(
 @app.command()
 def show(
     file: File,
-    delta: Annotated[float | None, typer.Option(help="Delta of the printed epsilon; the cap's by default.")] = None,
+    delta: Annotated[
+        float | None, typer.Option(help="Delta of the printed epsilon; the cap's, or the accounts' together.")
+    ] = None,
     as_json: Json = False,
 ) -> None:
-    """What was spent, and by which runs.
+    """What was spent, by which runs, and what the cap leaves.
 
     Example: hush ledger show patients.hush --delta 1e-6
     """
     with _one_line(), _existing(file) as ledger:
-        if delta is None and ledger.budget is not None:
-            delta = ledger.budget.delta
+        if delta is None:
+            delta = _usual_delta(ledger)
         _print(_summary(ledger, delta), as_json)
 
 
@@ -116,6 +119,14 @@ def _existing(file: Path) -> Ledger:
     return Ledger(file)
 
 
+def _usual_delta(ledger: Ledger) -> float | None:
+    """The cap's; without one the sum over the accounts, at which slices add up; None where nothing is known of it."""
+    if ledger.budget is not None:
+        return ledger.budget.delta
+    declared = sum(Decimal(repr(page.budget.delta)) for page in ledger.pages() if page.budget is not None)
+    return float(declared) if 0 < declared < 1 else None
+
+
 def _summary(ledger: Ledger, delta: float | None) -> dict[str, Any]:
     cap = ledger.budget
     summary: dict[str, Any] = {
@@ -128,6 +139,13 @@ def _summary(ledger: Ledger, delta: float | None) -> dict[str, Any]:
     if delta is not None:
         bounds = ledger.spent(delta=delta)
         summary["spent"] = {"epsilon": bounds.upper, "epsilon_lower": bounds.lower, "delta": delta}
+    try:
+        left = ledger.remaining()
+    except BudgetExhausted:
+        summary["left"] = {"epsilon": 0.0, "delta": 0.0}
+    else:
+        if left is not None:
+            summary["left"] = {"epsilon": left.epsilon, "delta": left.delta}
     return summary
 
 
@@ -163,20 +181,26 @@ def _parse(head: str) -> Head:
 
 
 def _print(summary: dict[str, Any], as_json: bool) -> None:
-    if as_json:
-        print(json.dumps(summary))
-        return
-    for key, value in summary.items():
-        if key == "accounts":
-            print(f"accounts: {len(value)}")
-            for row in value:
-                state = "closed" if row["closed"] else "open"
-                slice_ = "" if row["epsilon"] is None else f", epsilon {row['epsilon']} at delta {row['delta']}"
-                print(f"  {row['name']}: {row['units_spent']} of {row['units']} units, {state}{slice_}")
-        elif isinstance(value, dict):
-            print(f"{key}: " + ", ".join(f"{name} {part}" for name, part in value.items()))
-        else:
-            print(f"{key}: {value}")
+    print(json.dumps(summary) if as_json else "\n".join(_line(key, value) for key, value in summary.items()))
+
+
+def _line(key: str, value: Any) -> str:
+    match key, value:
+        case "accounts", rows:
+            return "\n".join([f"accounts: {len(rows)}", *(f"  {_row(row)}" for row in rows)])
+        case "spent", {"epsilon": upper, "epsilon_lower": lower, "delta": delta}:
+            return f"spent: epsilon {Bounds(lower, upper)} at delta {delta:g}"
+        case _, {"epsilon": epsilon, "delta": delta}:
+            return f"{key}: epsilon {epsilon:.15g} at delta {delta:.15g}"
+        case _, {"sequence": sequence, "hash": digest}:
+            return f"{key}: {sequence}:{digest}"  # as check --head takes it
+    return f"{key}: {'none' if value is None else value}"
+
+
+def _row(row: dict[str, Any]) -> str:
+    state = "closed" if row["closed"] else "open"
+    declared = "" if row["epsilon"] is None else f", epsilon {row['epsilon']:g} at delta {row['delta']:g}"
+    return f"{row['name']}: {row['units_spent']} of {row['units']} units, {state}{declared}"
 
 
 @contextmanager
