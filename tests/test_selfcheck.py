@@ -2,6 +2,7 @@
 
 import re
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
@@ -243,6 +244,22 @@ def test_an_engine_that_is_wrong_is_found(monkeypatch: pytest.MonkeyPatch) -> No
     monkeypatch.setattr(selfcheck, "clipped_sum", wrong)
     with pytest.raises(ValueError, match="engine and a slow loop disagree for parameter"):
         check(model, cross_entropy(model), X, Y)
+
+
+@pytest.mark.parametrize("chosen", ["tf32", "bf16"])
+def test_hardware_that_rounds_products_is_no_mistake_of_the_engine(chosen: str) -> None:
+    """The bound is shrunk for such products, by up to 1e-2; on a GPU convolutions are in TF32 by default."""
+    backends: Any = torch.backends
+    before = backends.mkldnn.matmul.fp32_precision, backends.cudnn.allow_tf32, torch.get_float32_matmul_precision()
+    backends.mkldnn.matmul.fp32_precision = chosen
+    try:
+        model = nn.Sequential(nn.Linear(6, 300), nn.Tanh(), nn.Linear(300, 3))
+        check(model, cross_entropy(model), X, Y)
+        assert backends.mkldnn.matmul.fp32_precision == chosen, "the check leaves what was chosen"
+    finally:
+        backends.mkldnn.matmul.fp32_precision = before[0]
+    after = backends.mkldnn.matmul.fp32_precision, backends.cudnn.allow_tf32, torch.get_float32_matmul_precision()
+    assert after == before
 
 
 def test_the_captured_form_checks_itself_once() -> None:
