@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor
 
-import hush.private
+import hush.releasing
 from hush.gradients.bounded import BoundedSum
 from hush.noise import add_noise
 
@@ -48,5 +48,5 @@ class Watch:
 def watch(patch: pytest.MonkeyPatch) -> Watch:
     """Watch everything that Private releases until the test ends."""
     found = Watch()
-    patch.setattr(hush.private, "add_noise", found)
+    patch.setattr(hush.releasing, "add_noise", found)
     return found

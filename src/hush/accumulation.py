@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Mapping
+from typing import Protocol
 
 import torch
 from torch import Tensor
@@ -9,6 +10,14 @@ from torch import Tensor
 from hush.gradients.bounded import BoundedSum, Group
 from hush.gradients.clip import Clip
 from hush.gradients.clipped import clipped_sum
+
+
+class Later(Protocol):
+    """A sum that is computed when it is needed, into tensors that belong to somebody who will write into them again."""
+
+    @property
+    def total(self) -> BoundedSum: ...
+    def compute(self) -> None: ...
 
 
 class LotSum:
@@ -20,20 +29,30 @@ class LotSum:
 
     def __init__(self, slack: float = 0.0) -> None:
         self.slack = slack
+        self.clear()
+
+    def clear(self) -> None:
         self._tensors: dict[str, Tensor] | None = None
         self._count: BoundedSum | None = None
         self._borrowed = False
-
-    def clear(self) -> None:
-        self._tensors, self._count, self._borrowed = None, None, False
+        self._later: Later | None = None
 
     @property
-    def borrowed(self) -> bool:
-        """Whether the sum lies in tensors of somebody who will write into them again."""
-        return self._borrowed
+    def put_off(self) -> Later | None:
+        """The sum that is still to be computed; it is all of the lot so far."""
+        return self._later
+
+    def add_later(self, batch: Later, clip: Clip, *, now: bool) -> None:
+        """Add a batch whose tensors are borrowed: computed now, or when the sum is asked for or another batch comes."""
+        now = now or self._tensors is not None
+        if now:
+            batch.compute()
+        self.add(batch.total, clip, borrowed=True)
+        self._later = None if now else batch
 
     def keep(self) -> None:
-        """Copy what is borrowed, before its owner overwrites it."""
+        """Compute what was put off and copy what is borrowed, before its owner overwrites it."""
+        self._compute()
         if self._borrowed and self._tensors is not None:
             self._tensors = {name: tensor.clone() for name, tensor in self._tensors.items()}
         self._borrowed = False
@@ -41,6 +60,7 @@ class LotSum:
     @torch.no_grad()
     def add(self, batch: BoundedSum, clip: Clip, *, borrowed: bool = False) -> None:
         """Add a batch; of `borrowed` tensors the owner must call `keep` before it writes into them again."""
+        self._compute()
         for exact, group in zip(clip.groups(batch.tensors), batch.groups, strict=True):
             if math.isfinite(exact.bound):
                 self.slack = max(self.slack, group.bound / exact.bound - 1)
@@ -57,13 +77,22 @@ class LotSum:
         self._borrowed = False
         self._count = self._count + batch.count if self._count is not None and batch.count is not None else None
 
+    def bounds(self, parameters: Mapping[str, Tensor], clip: Clip) -> tuple[Group, ...]:
+        """What one example can move the lot's sum by."""
+        # One part in 2^50 more, so that the product is never rounded below the bound that the slack came from.
+        return tuple(Group(g.names, g.bound * (1 + self.slack) * (1 + 2.0**-50)) for g in clip.groups(parameters))
+
     def total(self, parameters: Mapping[str, Tensor], clip: Clip) -> BoundedSum:
         """The lot's sum with the bounds of its clip; zeros for a lot without examples."""
+        self._compute()
         tensors, count = self._tensors, self._count
         if tensors is None:
             device = next(iter(parameters.values())).device
             nothing = clipped_sum(torch.zeros(0, device=device), parameters, clip)
             tensors, count = dict(nothing.tensors), nothing.count
-        # One part in 2^50 more, so that the product is never rounded below the bound that the slack came from.
-        groups = tuple(Group(g.names, g.bound * (1 + self.slack) * (1 + 2.0**-50)) for g in clip.groups(parameters))
-        return BoundedSum(tensors, groups, count)
+        return BoundedSum(tensors, self.bounds(parameters, clip), count)
+
+    def _compute(self) -> None:
+        if self._later is not None:
+            self._later.compute()  # if it fails it stays to be computed: its tensors hold an older lot's sum
+            self._later = None

@@ -33,6 +33,11 @@ def mixes_examples(module: nn.Module) -> bool:
     return isinstance(module, _InstanceNorm) and module.training and module.track_running_stats
 
 
+def may_mix(module: nn.Module) -> bool:
+    """Whether the module is of a kind that `mixes_examples` in some setting."""
+    return isinstance(module, _BatchNorm | _InstanceNorm)
+
+
 def _replacement(module: nn.Module, groups: int) -> nn.Module | None:
     if isinstance(module, _BatchNorm):
         channels = module.num_features

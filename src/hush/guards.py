@@ -11,8 +11,28 @@ from fnmatch import fnmatchcase
 import torch
 from torch import Tensor, nn
 
-from hush.batchnorm import mixes_examples
+from hush.batchnorm import may_mix, mixes_examples
 from hush.gradients.clip import Clip
+
+
+def _survey(model: nn.Module) -> list[object]:
+    """What a model consists of and how it is set, in one quick walk; empty where that cannot be told."""
+    found: list[object] = []
+    modules, seen = [model], {id(model)}
+    for module in modules:
+        inside = module.__dict__
+        if isinstance(module, torch.jit.ScriptModule):
+            return []  # keeps its parameters elsewhere
+        parameters, buffers, children = inside["_parameters"], inside["_buffers"], inside["_modules"]
+        hooks = len(inside["_forward_hooks"]) + len(inside["_forward_pre_hooks"])
+        found += (id(module), type(module), inside["training"], hooks, *parameters, *buffers, *children)
+        found += [(id(p), p.requires_grad) for p in parameters.values() if p is not None]
+        found += map(id, buffers.values())
+        for child in children.values():
+            if child is not None and id(child) not in seen:
+                seen.add(id(child))
+                modules.append(child)
+    return found
 
 
 class Guard:
@@ -21,10 +41,24 @@ class Guard:
     def __init__(self, model: nn.Module, public_buffers: Sequence[str] = ()) -> None:
         self._model = model
         self.public = tuple(public_buffers)
+        self._changes = 0
+        self._survey: list[object] = []
+        self._alive: list[object] = []
+        self._suspects: list[nn.Module] = []
+        self._all_buffers: list[Tensor] = []
+        self._trainable: dict[str, nn.Parameter] = {}
         self._buffers: dict[str, tuple[Tensor, int]] = {}
 
     def begin_lot(self) -> dict[str, nn.Parameter]:
         """The trainable parameters of this lot; notes the buffers, refuses layers that mix or remember examples."""
+        survey = _survey(self._model)
+        if survey and survey == self._survey:
+            if any(map(mixes_examples, self._suspects)):
+                refuse_mixing(self._model)
+            for name, (buffer, _) in self._buffers.items():
+                self._buffers[name] = buffer, buffer._version
+            return self._trainable
+        self._survey = []
         refuse_mixing(self._model)
         trainable = {name: p for name, p in self._model.named_parameters() if p.requires_grad}
         if not trainable:
@@ -32,7 +66,15 @@ class Guard:
         self._buffers = {
             name: (b, b._version) for name, b in self._model.named_buffers() if not is_public(name, self.public)
         }
+        self._trainable, self._suspects = trainable, [module for module in self._model.modules() if may_mix(module)]
+        self._all_buffers = list(self._model.buffers())
+        self._alive = [*self._model.modules(), *self._model.parameters()]  # so that none of their ids comes again
+        self._survey, self._changes = survey, self._changes + 1
         return trainable
+
+    def state(self) -> tuple[int, ...]:
+        """Other numbers whenever a lot began with other modules, modes, hooks, parameters or buffers than before."""
+        return self._changes, *[buffer.data_ptr() for buffer in self._all_buffers]
 
     def at_backward(self, losses: Tensor, rows: int, copies: int) -> None:
         """Refuse losses that are not one per example, and a forward pass that wrote into buffers."""

@@ -74,8 +74,11 @@ class Loader:
         """The lot's examples in batches of exactly `size` rows with a mask, for code that wants fixed shapes."""
         indices = lot.split(size)
         full = (_pad(batch, len(index), size) for index, batch in zip(indices, self._read(indices), strict=True))
-        sizes = (len(index) for index in indices)
-        return lot.hand_out((Handed(size, size, batch.mask, n), batch) for n, batch in zip(sizes, full, strict=True))
+        alone = len(indices) == 1
+        return lot.hand_out(
+            (Handed(size, size, batch.mask, len(index), alone), batch)
+            for index, batch in zip(indices, full, strict=True)
+        )
 
     def _read(self, indices: Sequence[Tensor]) -> Iterator[Any]:
         if self._reader is None:

@@ -237,7 +237,8 @@ class Lot:
         """
         if pad:
             pieces = [(len(index), padded(index, size)) for index in self.split(size)]
-            return self.hand_out((Handed(size, size, batch.mask, filled), batch) for filled, batch in pieces)
+            alone = len(pieces) == 1
+            return self.hand_out((Handed(size, size, batch.mask, n, alone), batch) for n, batch in pieces)
         return self.hand_out((Handed(len(index), size), index) for index in self.pieces(size))
 
     def split(self, size: int) -> list[torch.Tensor]:

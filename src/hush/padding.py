@@ -1,6 +1,7 @@
 """Batches of fixed shape: rows that only fill up are masked, and a mask is a window of one strip, never built anew."""
 
-from functools import lru_cache
+from functools import lru_cache, reduce
+from operator import and_
 from typing import NamedTuple
 
 import numpy as np
@@ -22,8 +23,26 @@ class Handed(NamedTuple):
     size: int
     """The physical batch size that was asked for: public, unlike the rows of a last batch."""
     mask: Tensor | None = None
+    """What the user was given as the mask of a padded batch."""
     filled: int | None = None
-    """With a mask that only pads: how many rows count, the first ones."""
+    """Of a padded batch: how many rows are no padding, the first ones."""
+    alone: bool = False
+    """Whether it is the only batch of its lot."""
+    wanted: Tensor | None = None
+    """A mask that the user gave back, for rows that shall count."""
+
+    @property
+    def untouched(self) -> bool:
+        """Whether all rows count but the padding: the user gave no mask, or the one that was handed out."""
+        return (self.wanted is None or self.wanted is self.mask) and (self.mask is None or self.mask._version == 0)
+
+
+def rows_that_count(handed: Handed, device: torch.device) -> Tensor | None:
+    """The mask of a batch, on this device, None where all rows count: padding never does, whatever the user says."""
+    masks = [] if handed.untouched else [one.to(device) for one in (handed.wanted, handed.mask) if one is not None]
+    if handed.filled is not None:
+        masks.append(first_rows(handed.filled, handed.size, device))
+    return reduce(and_, masks) if masks else None
 
 
 def first_rows(filled: int, size: int, device: torch.device | str = "cpu") -> Tensor:

@@ -1,10 +1,10 @@
 """Private: the DP-SGD step. Charges before it computes, clips, adds noise once, divides by the plan's constant L.
 
-The model is never wrapped and nothing is attached to it; this is the only file that writes `p.grad`.
+The model is never wrapped and nothing is attached to it.
 """
 
 from collections.abc import Callable, Iterator, Sequence
-from os import PathLike, cpu_count
+from os import PathLike
 from typing import Any, Literal
 
 import torch
@@ -12,23 +12,18 @@ from torch import Tensor, nn
 
 from hush.accounting.bounds import Bounds
 from hush.accumulation import LotSum
-from hush.capture import PlannedRelease, Region, Update
+from hush.capture import Region
 from hush.charging import ChargeAccount, open_account
 from hush.course import Course
-from hush.discrete import add_discrete_noise
-from hush.gradients.clip import QuantileClip
 from hush.gradients.clipped import clipped_sum
 from hush.guards import Guard, check_groups, check_optimizer
 from hush.ledger import Ledger
 from hush.lots import Lot
-from hush.noise import Part, add_noise, standard_deviations
-from hush.normals import Normals
 from hush.optim import NoiseAware
-from hush.padding import Handed
+from hush.padding import Handed, rows_that_count
 from hush.plan import Plan, clip_from_dict, clip_to_dict
+from hush.releasing import Due, Releaser
 from hush.selfcheck import check
-
-_WORTH_PREPARING = 20_000  # numbers; below that handing them to another thread costs more than drawing them
 
 
 class Private:
@@ -74,15 +69,13 @@ class Private:
         if noise not in ("gaussian", "discrete"):
             raise ValueError(f"noise must be 'gaussian' or 'discrete', got {noise!r}")
         self._selfcheck = selfcheck
-        self._discrete = noise == "discrete"
         self._guard = Guard(model, public_buffers)
         self._parameters = self._guard.begin_lot()  # what cannot be trained is refused before anything is charged
         check_groups(plan.clip.at(0), self._parameters, noisy=plan.noise_at(0) > 0)
         self._course = Course(plan, open_account(plan, ledger), seed)
-        self._normals, self._count_normals = Normals(self._course.key), Normals(self._course.key, "count")
+        self._releaser = Releaser(self._course.key, expected_size=plan.lots.expected_size, discrete=noise == "discrete")
         self._clip = plan.clip
         self._sum = LotSum()
-        self._update = Update()
         self._lot: Lot | None = None
         self._closed = False
 
@@ -104,7 +97,7 @@ class Private:
             self._clear_gradients()
             self._parameters = self._guard.begin_lot()
             self._lot = self._course.next_lot()
-            self._prepare_noise()
+            self._releaser.prepare(self._due())
             yield self._lot
 
     def backward(self, losses: Tensor, mask: Tensor | None = None, *, copies: int = 1) -> None:
@@ -119,7 +112,7 @@ class Private:
         self._guard.at_backward(losses, handed.rows, copies)
         if copies > 1:
             losses = losses.reshape(handed.rows, copies).mean(1)
-        mask = _both(mask, handed.mask, losses.device)
+        mask = rows_that_count(handed._replace(wanted=mask), losses.device)
         clip, unused = self._clip.at(self._course.step), not self._selfcheck
         batch = clipped_sum(losses, self._parameters, clip, mask=mask, rows=handed.size, allow_unused=unused)
         self._sum.add(batch, clip)
@@ -129,12 +122,14 @@ class Private:
         """Release the lot's sum with noise, divided by L, as the gradient, and let the optimizer use it."""
         self._open_lot("step")
         check_optimizer(optimizer, self._parameters.values())
-        update = self._captured_update(optimizer)
+        due = self._due()
+        update = self._releaser.captured(optimizer, self._sum, due)
         if update is not None:
             self._close_lot()  # before the noise is used: whatever happens, it is never drawn again
             update()
             return
-        deviations = self._release()
+        deviations, following = self._releaser.release(self._sum, due)
+        self._clip = following or self._clip
         self._close_lot()  # before the optimizer: whatever happens there, this lot's noise is never drawn again
         if isinstance(optimizer, NoiseAware):
             optimizer.expect_noise({self._parameters[name]: deviation for name, deviation in deviations.items()})
@@ -199,8 +194,7 @@ class Private:
         """
         self._require_no_lot("load")
         self._course.load_state_dict(state)
-        self._normals.close()
-        self._normals, self._count_normals = Normals(self._course.key), Normals(self._course.key, "count")
+        self._releaser.take(self._course.key)
         self._clip, self._sum = clip_from_dict(state["clip"]), LotSum(state["slack"])
 
     def detach(self) -> None:
@@ -210,7 +204,7 @@ class Private:
         self._closed, self._lot = True, None
         self._sum.clear()
         self._clear_gradients()
-        self._normals.close()
+        self._releaser.close()
         if self._course.account is not None:
             self._course.account.close()
 
@@ -238,42 +232,9 @@ class Private:
             )
         return lot.in_hand
 
-    def _release(self) -> dict[str, float]:
-        """Write the released gradients; returns the standard deviation of the noise in each."""
-        step, joint, clip = self._course.step, self._course.noise(), self._clip.at(self._course.step)
-        total = self._sum.total(self._parameters, clip)
-        noise = clip.gradient_noise(joint) * (1 + 1e-12) if isinstance(clip, QuantileClip) else joint
-        scale = 1 / self.plan.lots.expected_size
-        places = {name: _place(total.tensors[name], parameter) for name, parameter in self._parameters.items()}
-        release = add_discrete_noise if self._discrete and joint else add_noise
-        release(total, noise_multiplier=noise, normals=self._normals, step=step, scale=scale, out=places)
-        for name, parameter in self._parameters.items():
-            parameter.grad = places[name]
-        if isinstance(clip, QuantileClip) and total.count is not None:
-            alone = clip.count_noise if joint else 0.0
-            noised = release(total.count, noise_multiplier=alone, normals=self._count_normals, step=step)
-            self._clip = clip.updated(noised_count=noised["count"].item(), expected_size=self.plan.lots.expected_size)
-        return {name: deviation * scale for name, deviation in standard_deviations(total, noise).items()}
-
-    def _captured_update(self, optimizer: torch.optim.Optimizer) -> Callable[[], None] | None:
-        """Noise and optimizer as one CUDA graph, where the sum lies in tensors that a graph will write again."""
-        joint, clip = self._course.noise(), self._clip.at(self._course.step)
-        if not self._sum.borrowed or self._discrete or joint == 0 or isinstance(clip, QuantileClip):
-            return None
-        total = self._sum.total(self._parameters, clip)
-        deviations = standard_deviations(total, joint)
-        parts = [Part(total.tensors[name], deviations[name], total.tensors[name]) for name in self._parameters]
-        planned = PlannedRelease(parts, 1 / self.plan.lots.expected_size, self._normals, self._course.step)
-        return self._update.prepare(optimizer, list(self._parameters.values()), planned)
-
-    def _prepare_noise(self) -> None:
-        """Let the noise of this lot be drawn while its gradients are computed, where a core is free for that."""
-        if torch.get_num_threads() >= (cpu_count() or 1):
-            return  # both would wait for each other: benchmarks/NOTES.md
-        count = sum(parameter.numel() for parameter in self._parameters.values())
-        on_cpu = all(parameter.device.type == "cpu" for parameter in self._parameters.values())
-        if on_cpu and count >= _WORTH_PREPARING and self._course.noise() > 0 and not self._discrete:
-            self._normals.prepare(self._course.step, count)
+    def _due(self) -> Due:
+        step = self._course.step
+        return Due(self._parameters, self._clip.at(step), self._course.noise(), step)
 
     def _close_lot(self) -> None:
         self._lot = None
@@ -302,23 +263,19 @@ class Captured:
         if not self._checked:
             check(run.model, self._losses_of, *batch, copies=self._copies, public_buffers=run._guard.public)
             self._checked = True
-        device = next(iter(run._parameters.values())).device
-        handed = handed._replace(mask=_both(mask, handed.mask, device))
+        if mask is not None:
+            handed = handed._replace(wanted=mask)
         clip = run._clip.at(run._course.step)
         run._sum.keep()  # the region writes where it wrote before
-        total = self._region(run._parameters, clip, batch, handed)
-        if not self._region.replayed:
+        placed, replayed = self._region.place(run._parameters, clip, batch, handed, run._guard.state())
+        if placed is None:
+            run._sum.add(self._region.run(run._parameters, clip, batch, handed), clip)
+        if not replayed:
             run._guard.after_forward()
-        run._sum.add(total, clip, borrowed=True)
+        if placed is not None:
+            run._sum.add_later(placed, clip, now=not handed.alone)
         run._open_lot("backward").in_hand = None
 
-
-def _both(mask: Tensor | None, own: Tensor | None, device: torch.device) -> Tensor | None:
-    """Rows that count by the user's mask and by the lot's own: padding never counts, whatever the user passes."""
-    masks = [one.to(device, non_blocking=True) for one in (mask, own) if one is not None]
-    return masks[0] & masks[1] if len(masks) == 2 else masks[0] if masks else None
-
-
-def _place(total: Tensor, parameter: Tensor) -> Tensor:
-    """Where the released gradient goes: over the sum itself, where the dtypes are the same."""
-    return total if total.dtype == parameter.dtype else torch.empty_like(parameter, requires_grad=False)
+    def finish(self) -> None:
+        """Queue what was put off until `step`; only a measurement of time needs this."""
+        self._private._sum.keep()

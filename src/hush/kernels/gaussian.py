@@ -1,27 +1,23 @@
 """The release of a bounded sum on a GPU in one launch: out = (total + deviation * normal numbers) * scale.
 
 The numbers are those of `hush.normals`, place by place: the keystream equal bit for bit, the normals to 1e-6. All that
-changes between steps lies in one int64 table in device memory, so that a captured graph can be replayed step by step:
-
-    step | 8 key words | S + 1 borders of the S tensors in the draw | S addresses of totals | S of outs | S deviations
+changes between steps lies in the table of `hush.kernels.table`, whose settings are the S deviations (float64).
 """
 
-import contextlib
 import functools
 from collections.abc import Sequence
 
 import numpy as np
-import numpy.typing as npt
 import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 
-from hush.kernels.chacha20 import LANES, chacha20_words, state_words
+from hush.kernels.chacha20 import LANES, chacha20_words
+from hush.kernels.table import Table, TableRelease, first_tensors, fits
 from hush.normals import RUN, half_of
 
 _RUN = tl.constexpr(RUN)
-_TYPES = {torch.float32: tl.float32, torch.float64: tl.float64, torch.bfloat16: tl.bfloat16, torch.float16: tl.float16}
 
 
 @triton.jit
@@ -83,62 +79,18 @@ def _release(  # type: ignore[no-untyped-def]
     _write(radius * tl.sin(angle), first + half, second_end, two, table + 9, tensors, scale, Total, Out)
 
 
-class Release:
-    """A release into fixed tensors, ready to be launched again and again, eagerly or inside a captured CUDA graph.
+class Release(TableRelease[float]):
+    """A release with normal numbers of these standard deviations."""
 
-    Guarantee: the numbers of launch k are those of step k; `next_step` moves on in device memory, without the host.
-    A step must not be launched twice for different sums. Tensors are contiguous, on one device, totals of one dtype
-    and outs of one dtype.
-    """
+    def _settings(self, deviations: Sequence[float]) -> Table:
+        return np.array(deviations, np.float64).view(np.int64)
 
-    def __init__(
-        self, parts: Sequence[tuple[Tensor, float, Tensor]], *, scale: float, subkey: bytes, step: int
-    ) -> None:
-        if not fits(parts):
-            raise ValueError(
-                "expected contiguous floating point tensors on one device, one dtype for totals and one for outs"
-            )
-        totals, deviations, outs = zip(*parts, strict=True)
-        sizes = tuple(total.numel() for total in totals)
-        self._keep = (totals, outs)  # the table holds their addresses
-        self._count = sum(sizes)
-        self._scale = scale
-        self._types = _TYPES[totals[0].dtype], _TYPES[outs[0].dtype]
-        self._programs, self._first_segments = _first_segments(sizes, totals[0].device)
-        table = np.empty(9 + 4 * len(parts) + 1, np.int64)
-        table[:9] = state_words(subkey, step)
-        addresses = np.array([tensor.data_ptr() for tensor in (*totals, *outs)], np.int64)
-        table[9:] = np.concatenate([np.cumsum((0, *sizes)), addresses, np.array(deviations, np.float64).view(np.int64)])
-        self._host = table
-        self._table = _to_device(table, totals[0].device)
-
-    def launch(self) -> None:
-        """Write the release of the present step."""
-        if self._programs == 0:
-            return
-        device = self._table.device
-        with torch.cuda.device(device) if device.type == "cuda" else contextlib.nullcontext():
-            _release[(self._programs,)](
-                self._table, self._first_segments, self._count, len(self._keep[0]), self._scale,
-                Total=self._types[0], Out=self._types[1], lanes=LANES,
-            )  # fmt: skip
-
-    def at(self, step: int, deviations: Sequence[float]) -> None:
-        """Take the numbers of this step, at these deviations; copies a table to the device and waits for nothing."""
-        self._host[0] = state_words(bytes(32), step)[0]
-        self._host[len(self._host) - len(deviations) :] = np.array(deviations, np.float64).view(np.int64)
-        self._table.copy_(_to_device(self._host.copy(), self._table.device), non_blocking=True)
-
-    def next_step(self) -> None:
-        """Move on to the next step's numbers; may be captured together with `launch`."""
-        self._table[:1].add_(1)
-
-
-def fits(parts: Sequence[tuple[Tensor, float, Tensor]]) -> bool:
-    """Whether one launch can serve these parts."""
-    totals, outs = [part[0] for part in parts], [part[2] for part in parts]
-    kinds = {t.dtype for t in totals}, {t.dtype for t in outs}, {t.device for t in totals + outs}
-    return all(len(kind) == 1 for kind in kinds) and all(t.is_contiguous() and t.dtype in _TYPES for t in totals + outs)
+    def _launch(self) -> None:
+        programs, first = _first_segments(self._sizes, self._device)
+        _release[(programs,)](
+            self._table, first, self._count, len(self._sizes), self._scale,
+            Total=self._types[0], Out=self._types[1], lanes=LANES,
+        )  # fmt: skip
 
 
 def release(parts: Sequence[tuple[Tensor, float, Tensor]], *, scale: float, subkey: bytes, step: int) -> None:
@@ -159,18 +111,8 @@ def release(parts: Sequence[tuple[Tensor, float, Tensor]], *, scale: float, subk
 @functools.lru_cache(maxsize=16)
 def _first_segments(sizes: tuple[int, ...], device: torch.device) -> tuple[int, Tensor]:
     """How many programs a draw of these sizes needs, and the first tensor that each program's two halves touch."""
-    count = sum(sizes)
-    ends = np.cumsum(sizes)
     firsts = []
-    for run in range(0, count, RUN):
-        half = half_of(min(RUN, count - run))
-        firsts += [(run + at, run + at + half) for at in range(0, half, 16 * LANES)]
-    table = np.searchsorted(ends, np.array(firsts, np.int64).ravel(), side="right").clip(max=max(len(sizes) - 1, 0))
-    return len(firsts), _to_device(table, device)
-
-
-def _to_device(numbers: npt.NDArray[np.int64], device: torch.device) -> Tensor:
-    host = torch.from_numpy(np.ascontiguousarray(numbers, np.int64))
-    if device.type != "cuda":
-        return host
-    return host.pin_memory().to(device, non_blocking=True)  # pinned: the copy does not wait for the GPU
+    for run in range(0, sum(sizes), RUN):
+        half = half_of(min(RUN, sum(sizes) - run))
+        firsts += [place for at in range(run, run + half, 16 * LANES) for place in (at, at + half)]
+    return len(firsts) // 2, first_tensors(sizes, firsts, device)

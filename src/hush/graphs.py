@@ -1,0 +1,48 @@
+"""CUDA graphs: work that is recorded once and then replayed, always in the same memory."""
+
+from collections.abc import Callable, Iterable
+from typing import TypeVar
+
+import torch
+from torch import Tensor
+
+T = TypeVar("T")
+
+
+class Recording:
+    """Recorded work; a replay does it again, in a few microseconds of the host, on what memory holds by then."""
+
+    def __init__(self, graph: torch.cuda.CUDAGraph) -> None:
+        self.graph = graph
+
+    def replay(self) -> None:
+        """Queue the work on the current stream; waits for nothing."""
+        self.graph.replay()
+
+
+def possible(tensors: Iterable[Tensor]) -> bool:
+    """Whether work on these tensors can be recorded: all of them lie on one GPU."""
+    return {tensor.device.type for tensor in tensors} == {"cuda"}
+
+
+def record(function: Callable[[], T], *, beside: Recording | None = None) -> tuple[Recording, T]:
+    """Record what the function queues, without doing it, and return that with the function's result.
+
+    The result's tensors hold nothing until the first replay. `beside` is a recording that is never replayed while the
+    results of this one are still needed: both then use the same memory for what they compute in between.
+    """
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph, pool=None if beside is None else beside.graph.pool()):
+        result = function()
+    return Recording(graph), result
+
+
+def warm_up(function: Callable[[], T], times: int) -> T:
+    """Run the function a few times as it must run before it is recorded: on a stream of its own."""
+    side = torch.cuda.Stream()
+    side.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(side):
+        for _ in range(times):
+            result = function()
+    torch.cuda.current_stream().wait_stream(side)
+    return result

@@ -1,0 +1,172 @@
+"""Noise and optimizer as one CUDA graph; with the clipped sum of a small model, so that a step is one launch."""
+
+import warnings
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+from torch.optim import optimizer as torch_optimizer
+
+from hush import graphs, kernels
+from hush.capture import Placed
+from hush.noise import Part
+from hush.normals import Normals
+
+_WHOLE_BELOW = 1 << 22  # numbers; the step of a larger model takes so long that one launch more does not matter
+_MOST_PATIENCE = 64
+
+
+class PlannedRelease(NamedTuple):
+    """What is released in a step: (total + deviation * normal numbers of the step) * scale, tensor by tensor."""
+
+    totals: Sequence[Tensor]
+    deviations: Sequence[float]
+    scale: float
+    normals: Normals
+    step: int
+
+
+class Update:
+    """Captures the update of a run, and replays it.
+
+    Guarantee: the noise of a replay is that of its step, as it would be outside a graph. The number of the step lies in
+    device memory; each replay moves it on, and it is written anew wherever it might be another than the host's. The
+    host uses a step up before its replay, so that no noise is ever used twice.
+
+    Tensors and settings are captured the second time in a row that they are seen. Every capture doubles the number of
+    times for the next one, so that learning rates that change often are not captured for nothing.
+    """
+
+    def __init__(self) -> None:
+        self._seen: object = None
+        self._times = 0
+        self._patience = 2
+        self._captured: _CapturedUpdate | None = None
+
+    def prepare(
+        self,
+        optimizer: torch.optim.Optimizer,
+        parameters: Sequence[nn.Parameter],
+        planned: PlannedRelease,
+        placed: Placed,
+    ) -> Callable[[], None] | None:
+        """The update of this step, ready to run; None where it cannot be captured, or not yet.
+
+        `placed` is the lot's only batch, not computed yet: the update does that first.
+        """
+        placed.must_be_fresh()
+        key = _key(optimizer, parameters, planned, placed)
+        if key is None:
+            return None
+        if key != self._seen:
+            self._seen, self._times, self._captured = key, 0, None
+        self._times += 1
+        if self._captured is None and self._times >= self._patience:
+            self._patience = min(2 * self._patience, _MOST_PATIENCE)
+            self._captured = _capture(optimizer, parameters, planned, placed)
+        captured = self._captured
+        if captured is None:
+            return None
+        return lambda: captured.run(planned, placed)
+
+
+class _CapturedUpdate:
+    """A recorded update and the table in device memory that it reads its step from."""
+
+    def __init__(
+        self, recording: graphs.Recording, release: Any, gradients: Sequence[tuple[nn.Parameter, Tensor]], whole: bool
+    ) -> None:
+        self._recording = recording
+        self._release = release
+        self._gradients = gradients
+        self._whole = whole
+        self._on_device: tuple[int, Sequence[float]] | None = None
+
+    def run(self, planned: PlannedRelease, placed: Placed) -> None:
+        """Compute the sums, add the noise of the step, and update."""
+        if not self._whole:
+            placed.region.recording.replay()
+        planned.normals.begin(planned.step)
+        on_device, self._on_device = self._on_device, None  # unknown if anything below fails
+        if on_device != (planned.step, planned.deviations):
+            self._release.at(planned.step, planned.deviations)
+        for parameter, gradient in self._gradients:
+            parameter.grad = gradient
+        self._recording.replay()
+        self._on_device = planned.step + 1, planned.deviations
+
+
+def _capture(
+    optimizer: torch.optim.Optimizer, parameters: Sequence[nn.Parameter], planned: PlannedRelease, placed: Placed
+) -> _CapturedUpdate | None:
+    from hush.kernels.gaussian import Release, fits
+
+    parts = [Part(*pair, pair[0]) for pair in zip(planned.totals, planned.deviations, strict=True)]
+    same = all(part.out.dtype == parameter.dtype for parameter, part in zip(parameters, parts, strict=True))
+    if not (same and fits(parts)):
+        return None
+    release = Release(parts, scale=planned.scale, subkey=planned.normals.subkey(0), step=planned.step)
+    region = placed.region if sum(p.numel() for p in parameters) < _WHOLE_BELOW else None
+
+    def step() -> list[Tensor]:
+        gradients = list(planned.totals) if region is None else region.function(region.inputs)
+        release.launch()
+        release.next_step()
+        for parameter, gradient in zip(parameters, gradients, strict=True):
+            parameter.grad = gradient
+        optimizer.step()
+        return gradients
+
+    try:
+        recording, gradients = graphs.record(step, beside=None if region is None else region.recording)
+        if region is not None:
+            release.onto(gradients)
+    except RuntimeError as error:
+        warnings.warn(f"the update is not captured, and goes on without: {error}", RuntimeWarning, stacklevel=5)
+        return None
+    finally:
+        for parameter in parameters:
+            parameter.grad = None  # nothing was computed yet
+        placed.accept_parameters()  # recording counts as a change
+    return _CapturedUpdate(recording, release, list(zip(parameters, gradients, strict=True)), region is not None)
+
+
+def _key(
+    optimizer: torch.optim.Optimizer, parameters: Sequence[nn.Parameter], planned: PlannedRelease, placed: Placed
+) -> object:
+    """What a captured update depends on; None where a replay would not do what a call does."""
+    if not (kernels.available() and graphs.possible(planned.totals) and _capturable(optimizer)):
+        return None
+    state = [value for values in optimizer.state.values() for value in values.values() if value is not None]
+    if not (all(isinstance(value, Tensor) for value in state) and (not state or graphs.possible(state))):
+        return None
+    pointers = [tensor.data_ptr() for tensor in (*parameters, *planned.totals, *state)]
+    return optimizer, placed.region.recording, planned.normals.subkey(0), planned.scale, _settings(optimizer), pointers
+
+
+def _capturable(optimizer: torch.optim.Optimizer) -> bool:
+    """Whether a replay does what a call would: all state on the device, no hooks, no method of its own."""
+    hooks = optimizer._optimizer_step_pre_hooks or optimizer._optimizer_step_post_hooks
+    if hooks or torch_optimizer._global_optimizer_pre_hooks or torch_optimizer._global_optimizer_post_hooks:
+        return False
+    own = vars(optimizer).get("step")
+    if own is not None and not hasattr(own, "_wrapped_by_lr_sched"):  # schedulers only count calls
+        return False
+    kind = type(optimizer)
+    return kind is torch.optim.SGD or (
+        kind in (torch.optim.Adam, torch.optim.AdamW) and all(group["capturable"] for group in optimizer.param_groups)
+    )
+
+
+def _settings(optimizer: torch.optim.Optimizer) -> list[object]:
+    return [_setting(value) for group in optimizer.param_groups for value in group.values()]
+
+
+def _setting(value: object) -> object:
+    """What a replay takes from a setting: the address of a tensor on the device, the value of anything else."""
+    if isinstance(value, list):  # the parameters of a group
+        return [id(one) for one in value]
+    if not isinstance(value, Tensor):
+        return value
+    return value.data_ptr() if graphs.possible([value]) else value.tolist()

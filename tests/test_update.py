@@ -1,0 +1,329 @@
+"""Captured steps give the numbers of plain ones, whatever happens between them. Without a GPU graphs are played."""
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from recorder import Studio, play_graphs_on_cpu
+from torch import Tensor, nn
+
+pytest.importorskip("triton")
+
+from hush.gradients.clip import FlatClip, QuantileClip
+from hush.lots import PoissonLots
+from hush.plan import Plan
+from hush.private import Private
+
+DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
+ON_GPU = DEVICE == "cuda"
+N = 40
+
+
+@pytest.fixture
+def studio(monkeypatch: pytest.MonkeyPatch) -> Studio | None:
+    return None if ON_GPU else play_graphs_on_cpu(monkeypatch)
+
+
+class Run:
+    """A small training, seeded; captured or by the plain loop."""
+
+    def __init__(self, *, captured: bool, kind: str = "sgd", steps: int = 8, size: int = 40, **changes: Any) -> None:
+        torch.manual_seed(0)
+        self.model = nn.Sequential(nn.Linear(6, 5), nn.ReLU(), nn.Linear(5, 3)).to(DEVICE)
+        self.x, self.y = torch.randn(N, 6).to(DEVICE), torch.randint(0, 3, (N,)).to(DEVICE)
+        self.optimizer = optimizers()[kind](self.model.parameters())
+        settings = {"lots": PoissonLots(N, 20), "clip": FlatClip(1.0), "noise_multiplier": 1.0} | changes
+        noise = settings.pop("noise", "gaussian")
+        self.private = Private(self.model, Plan(steps=steps, **settings), seed=3, noise=noise)
+        self.captured, self.size = captured, size
+        self.run = self.private.capture(self.losses)
+        self.gradients: list[Tensor] = []
+
+    def losses(self, x: Tensor, y: Tensor) -> Tensor:
+        return F.cross_entropy(self.model(x), y, reduction="none")
+
+    def batches(self, lot: Any) -> None:
+        for index, mask in lot.batches(self.size, pad=True):
+            rows = self.x[index.to(DEVICE)], self.y[index.to(DEVICE)]
+            if self.captured:
+                self.run(*rows, mask=mask)
+            else:
+                self.private.backward(self.losses(*rows), mask)
+
+    def step(self) -> None:
+        self.private.step(self.optimizer)
+        self.gradients.append(torch.cat([p.grad.flatten() for p in self.model.parameters() if p.grad is not None]))
+
+    def train(self, between: Callable[["Run", int], None] = lambda run, step: None) -> "Run":
+        for lot in self.private.lots():
+            self.batches(lot)
+            self.step()
+            between(self, lot.step)
+        return self
+
+
+def optimizers() -> dict[str, Callable[[Any], torch.optim.Optimizer]]:
+    found: dict[str, Callable[[Any], torch.optim.Optimizer]] = {
+        "plain": lambda p: torch.optim.SGD(p, lr=0.1),
+        "sgd": lambda p: torch.optim.SGD(p, lr=0.1, momentum=0.9, nesterov=True, weight_decay=0.01),
+        "adam on the host": lambda p: torch.optim.Adam(p, lr=0.01),
+        "rmsprop": lambda p: torch.optim.RMSprop(p, lr=0.01),
+    }
+    if ON_GPU:
+        found["adam"] = lambda p: torch.optim.Adam(p, lr=0.01, capturable=True)
+        found["adamw"] = lambda p: torch.optim.AdamW(p, lr=torch.tensor(0.01, device=DEVICE), capturable=True)
+        found["fused"] = lambda p: torch.optim.SGD(p, lr=torch.tensor(0.1, device=DEVICE), momentum=0.9, fused=True)
+    return found
+
+
+def assert_same(one: Run, other: Run) -> None:
+    """Bit for bit, gradients and parameters."""
+    assert len(one.gradients) == len(other.gradients)
+    for step, (a, b) in enumerate(zip(one.gradients, other.gradients, strict=True)):
+        assert torch.equal(a, b), f"step {step}"
+    for p, q in zip(one.model.parameters(), other.model.parameters(), strict=True):
+        assert torch.equal(p, q)
+
+
+def fresh_noise(run: Run) -> bool:
+    return all(not torch.equal(a, b) for n, a in enumerate(run.gradients) for b in run.gradients[:n])
+
+
+@pytest.mark.parametrize("kind", optimizers())
+def test_captured_steps_equal_plain_steps(kind: str, studio: Studio | None) -> None:
+    captured = Run(captured=True, kind=kind).train()
+    assert_same(captured, Run(captured=False, kind=kind).train())
+    assert fresh_noise(captured)
+    if studio is not None:
+        expected = {"plain": [1, 7], "sgd": [2, 6]}
+        assert studio.replays == expected.get(kind, [8]), "the region alone first, then the whole step as one launch"
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"size": 16},  # nearly every lot spills
+        {"size": 22},  # some do
+        {"lots": PoissonLots(N, 1), "steps": 12},  # a third of the lots are empty
+        {"noise_multiplier": lambda step: 1.0 + step % 3},
+        {"clip": FlatClip(lambda step: 1.0 + step % 2)},
+        {"clip": FlatClip(lambda step: 1.0 + step // 4)},
+        {"clip": QuantileClip(initial=1.0, count_noise=5.0)},
+        {"noise_multiplier": 0.0},
+        {"noise": "discrete"},
+    ],
+    ids=["spilled", "sometimes", "empty", "noise", "clip", "two clips", "quantile", "no noise", "discrete"],
+)
+def test_lots_of_every_kind_equal_plain_ones(changes: dict[str, Any], studio: Studio | None) -> None:
+    captured, plain = Run(captured=True, **changes).train(), Run(captured=False, **changes).train()
+    assert_same(captured, plain)
+    assert fresh_noise(captured) or changes.get("noise_multiplier") == 0.0
+
+
+def change_rate(run: Run, step: int) -> None:
+    run.optimizer.param_groups[0]["lr"] = 0.1 / (1 + step // 4)
+
+
+def change_rate_always(run: Run, step: int) -> None:
+    run.optimizer.param_groups[0]["lr"] = 0.1 / (1 + step)
+
+
+def load_parameters(run: Run, step: int) -> None:
+    if step == 5:
+        run.model.load_state_dict({name: 2 * value for name, value in run.model.state_dict().items()})
+
+
+def move_parameters(run: Run, step: int) -> None:
+    if step == 5:
+        for parameter in run.model.parameters():
+            parameter.data = 2 * parameter.data
+
+
+def freeze(run: Run, step: int) -> None:
+    run.model[0].weight.requires_grad_(step not in (4, 5, 6))
+
+
+def look_on(run: Run, step: int) -> None:
+    run.model.eval()(run.x)
+    run.model.train()
+
+
+def swap_optimizer(run: Run, step: int) -> None:
+    if step == 6:
+        run.optimizer = torch.optim.SGD(run.model.parameters(), lr=0.02, momentum=0.5)
+
+
+def resume(run: Run, step: int) -> None:
+    if step == 6:
+        run.private.load_state_dict(run.private.state_dict())
+
+
+@pytest.mark.parametrize(
+    "between",
+    [change_rate, change_rate_always, load_parameters, move_parameters, freeze, look_on, swap_optimizer, resume],
+    ids=lambda function: function.__name__,
+)
+def test_what_changes_between_steps_is_seen(between: Callable[[Run, int], None], studio: Studio | None) -> None:
+    captured = Run(captured=True, steps=12).train(between)
+    assert_same(captured, Run(captured=False, steps=12).train(between))
+    assert fresh_noise(captured)
+    if studio is not None and between is look_on:
+        assert studio.replays == [2, 10], "the same modes again are nothing new"
+
+
+def test_a_learning_rate_in_a_host_tensor_is_not_frozen_into_the_graph(studio: Studio | None) -> None:
+    def start(captured: bool) -> Run:
+        run = Run(captured=captured, kind="plain", steps=12)
+        run.optimizer.param_groups[0]["lr"] = torch.tensor(0.1)
+        return run
+
+    def halve(run: Run, step: int) -> None:
+        if step == 7:
+            run.optimizer.param_groups[0]["lr"].mul_(0.5)
+
+    assert_same(start(True).train(halve), start(False).train(halve))
+
+
+def trouble(run: Run) -> None:
+    """Lots that are begun again, given up, and left without a batch."""
+    for lot in run.private.lots():
+        if lot.step % 3 == 0:
+            run.batches(lot)
+            run.private.restart()
+        if lot.step == 4:
+            run.batches(lot)
+        if lot.step in (4, 7):
+            run.private.abandon()
+            continue
+        if lot.step != 9:
+            run.batches(lot)
+        run.step()
+
+
+def test_lots_that_are_begun_again_given_up_or_left_empty(studio: Studio | None) -> None:
+    captured, plain = Run(captured=True, steps=14), Run(captured=False, steps=14)
+    trouble(captured)
+    trouble(plain)
+    assert_same(captured, plain)
+    assert fresh_noise(captured) and len(captured.gradients) == 12
+
+
+def test_parameters_that_change_under_a_batch_are_refused(studio: Studio | None) -> None:
+    for how in ("value", "storage"):
+        run = Run(captured=True)
+        with pytest.raises(RuntimeError, match="were changed between the batch and"):
+            for lot in run.private.lots():
+                run.batches(lot)
+                if lot.step == 4:
+                    first = next(run.model.parameters())
+                    if how == "value":
+                        with torch.no_grad():
+                            first.mul_(2)
+                    else:
+                        first.data = first.data.clone()
+                run.step()
+        with pytest.raises(RuntimeError, match="were changed between the batch and"):
+            run.step()  # again: an older sum must not be released in its place
+        run.private.restart()
+        run.batches(run.private._open_lot("test"))
+        run.step()
+        assert run.private.steps_done == 5 and fresh_noise(run)
+
+
+def test_noise_is_never_used_twice_when_a_replay_fails(studio: Studio | None, monkeypatch: pytest.MonkeyPatch) -> None:
+    from hush import graphs
+
+    run, failed = Run(captured=True, steps=12), []
+    kind = graphs.Recording if studio is None else type(studio.record(lambda: None)[0])
+    replay = kind.replay
+    for lot in run.private.lots():
+        run.batches(lot)
+        if lot.step in (5, 8):
+            monkeypatch.setattr(kind, "replay", lambda self: failed.append(self) or 1 / 0)
+            with pytest.raises(ZeroDivisionError):
+                run.step()
+            monkeypatch.setattr(kind, "replay", replay)
+            assert run.private.steps_done == lot.step + 1, "its noise may have been used"
+        else:
+            run.step()
+    plain = Run(captured=False, steps=12)
+    for lot in plain.private.lots():
+        if lot.step in (5, 8):
+            plain.private.abandon()
+        else:
+            plain.batches(lot)
+            plain.step()
+    assert len(failed) == 2
+    assert_same(run, plain)
+
+
+def test_what_cannot_be_captured_goes_on_without(studio: Studio | None, monkeypatch: pytest.MonkeyPatch) -> None:
+    from hush import graphs
+
+    run, real = Run(captured=True, kind="plain"), graphs.record
+
+    def refusing(function: Callable[[], Any], *, beside: Any = None) -> Any:
+        if beside is not None:
+            real(function, beside=beside)
+            raise torch.OutOfMemoryError("no memory for the whole step")
+        return real(function)
+
+    monkeypatch.setattr(graphs, "record", refusing)
+    with pytest.warns(RuntimeWarning, match="not captured, and goes on without: no memory for the whole step"):
+        run.train()
+    assert_same(run, Run(captured=False, kind="plain").train())
+
+
+def test_large_models_take_two_launches(studio: Studio | None, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("hush.update._WHOLE_BELOW", 10)
+    captured = Run(captured=True).train()
+    assert_same(captured, Run(captured=False).train())
+    if studio is not None:
+        assert studio.replays == [8, 6]
+
+
+def test_a_mask_that_the_user_wrote_into_counts_and_padding_never_does(studio: Studio | None) -> None:
+    def masked(captured: bool, passed: bool) -> Run:
+        run = Run(captured=captured, kind="plain")
+        for lot in run.private.lots():
+            for index, mask in lot.batches(run.size, pad=True):
+                rows = run.x[index.to(DEVICE)], run.y[index.to(DEVICE)]
+                mask[:] = index % 3 != lot.step % 3  # padding is example 0: it would count now and then
+                given = mask if passed else None
+                if captured:
+                    run.run(*rows, mask=given)
+                else:
+                    run.private.backward(run.losses(*rows), given)
+            run.step()
+        return run
+
+    def oracle() -> Run:
+        run = Run(captured=False, kind="plain")
+        for lot in run.private.lots():
+            for index in lot.batches(run.size):
+                keep = index % 3 != lot.step % 3
+                run.private.backward(run.losses(run.x[index.to(DEVICE)], run.y[index.to(DEVICE)]), keep)
+            run.step()
+        return run
+
+    for captured in (False, True):
+        for passed in (False, True):
+            for one, other in zip(masked(captured, passed).gradients, oracle().gradients, strict=True):
+                torch.testing.assert_close(one, other, rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.skipif(not ON_GPU, reason="needs a GPU")
+@pytest.mark.parametrize("kind", ["plain", "sgd", "adam"])
+def test_a_captured_step_waits_for_nothing(kind: str) -> None:
+    run = Run(captured=True, kind=kind, steps=12)
+    rows = run.x, run.y
+    try:
+        for lot in run.private.lots():
+            torch.cuda.set_sync_debug_mode("error" if lot.step > 4 else "default")
+            for _ in lot.batches(N, pad=True):
+                run.run(*rows)
+            run.private.step(run.optimizer)
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
