@@ -17,10 +17,10 @@ from torch.autograd.graph import GradientEdge
 from hush.gradients.site import Layout
 
 _BASE = 4
-_STEADY = 2.0**-6, 2.0**-13
+_SIGNIFICANT, _TOLERANCE = 2.0**-6, 2.0**-13
 """Which part of the largest entry of a row counts, and how far its ratio may be off a power of two."""
-_UNSTEADY = 0.5, 0.25
-"""The same where gradients differ from one pass to the next, in half precision by whole units in the last place."""
+_UNSTEADY = 0.25
+"""How far a row as a whole may be off where gradients differ from pass to pass: rows can be sums that cancel."""
 _ABOVE_UNDERFLOW = 2.0**20
 """Numbers closer than this to the smallest normal one tell nothing: near it scaling rounds."""
 
@@ -45,16 +45,33 @@ def probe(losses: Tensor, edges: Sequence[GradientEdge]) -> list[Finding]:
     batch = losses.shape[0]
     codes = _codes(batch).to(losses.device)
     plain = _gradients(losses, edges, torch.ones_like(losses))
-    # On a GPU some kernels (attention's) add up in no fixed order: their gradients differ from one pass to the next.
-    again = _gradients(losses, edges, torch.ones_like(losses)) if losses.is_cuda else plain
-    steady = [_same(one, other) for one, other in zip(plain, again, strict=True)]
-    seen: list[list[list[Tensor | None]]] = [[] for _ in edges]
+    unsteady = _may_differ(losses)
+    again = _gradients(losses, edges, torch.ones_like(losses)) if unsteady else plain
+    differs = [not _same(one, other) for one, other in zip(plain, again, strict=True)]
+    strict: list[list[list[Tensor | None]]] = [[] for _ in edges]
+    loose: list[list[list[Tensor | None]]] = [[] for _ in edges]
     for code in codes:
         weighted = _gradients(losses, edges, torch.exp2(code.to(losses.dtype)))
         for place, (before, after) in enumerate(zip(plain, weighted, strict=True)):
-            seen[place].append(_exponents(before, after, _STEADY if steady[place] else _UNSTEADY))
-    blank = [gradient is None or not bool(gradient.any()) for gradient in plain]
-    return [_finding(per_code, codes, batch, empty) for per_code, empty in zip(seen, blank, strict=True)]
+            strict[place].append(_exponents(before, after))
+            if unsteady:
+                loose[place].append(_exponents_of_noisy(before, after))
+    findings = []
+    for place, gradient in enumerate(plain):
+        blank = gradient is None or not bool(gradient.any())
+        finding = _finding(loose[place] if differs[place] else strict[place], codes, batch, blank)
+        if unsteady and finding.layout is None and not (blank or differs[place]):
+            # Two passes may agree by chance and a third not. Without that evidence only a clear layout is believed.
+            second = _finding(loose[place], codes, batch, blank)
+            if second.certain and second.layout is not None and second.layout.order is None:
+                finding = second
+        findings.append(finding)
+    return findings
+
+
+def _may_differ(losses: Tensor) -> bool:
+    """On a GPU some kernels (attention's) add up in no fixed order: gradients differ from one pass to the next."""
+    return losses.is_cuda
 
 
 def _codes(batch: int) -> Tensor:
@@ -73,17 +90,34 @@ def _same(one: Tensor | None, other: Tensor | None) -> bool:
     return one is other or (one is not None and other is not None and torch.equal(one, other))
 
 
-def _exponents(before: Tensor | None, after: Tensor | None, limits: tuple[float, float]) -> list[Tensor | None]:
+def _exponents_of_noisy(before: Tensor | None, after: Tensor | None) -> list[Tensor | None]:
+    """As `_exponents`, for gradients with noise in the last places: a row counts as a whole, by least squares."""
+    if before is None or after is None:
+        return []
+    found: list[Tensor | None] = []
+    for dim in range(before.dim()):
+        one, two = (side.movedim(dim, 0).reshape(side.shape[dim], -1).float() for side in (before, after))
+        size = one.square().sum(1)
+        blank = size == 0
+        ratio = torch.where(blank, 1.0, (one * two).sum(1) / torch.where(blank, 1.0, size))
+        exponent = torch.where(ratio > 0, ratio, 0.1).log2().round()
+        near = (ratio - exponent.exp2()).abs() <= _UNSTEADY * exponent.exp2()
+        off = (two - ratio[:, None] * one).square().sum(1) <= _UNSTEADY**2 * two.square().sum(1)
+        fine = blank | (near & off & (exponent >= 0) & (exponent < _BASE))
+        found.append(torch.where(blank, -1, exponent.long()) if bool(fine.all()) else None)
+    return found
+
+
+def _exponents(before: Tensor | None, after: Tensor | None) -> list[Tensor | None]:
     """For each dimension the exponent of each row, -1 where all is zero; None if a row has no single one."""
     if before is None or after is None:
         return []
-    significant, tolerance = limits
     least = torch.finfo(before.dtype).tiny * (1 if before.dtype == torch.float16 else _ABOVE_UNDERFLOW)
     before, after = before.float(), after.float()
     usable = (before.abs() > least) & before.isfinite() & after.isfinite()
     ratio = torch.where(usable, after, 1) / torch.where(usable, before, 1)
     exponent = torch.where(ratio > 0, ratio, 0.1).log2().round()
-    exact = (exponent >= 0) & (exponent < _BASE) & ((ratio - exponent.exp2()).abs() <= tolerance * ratio)
+    exact = (exponent >= 0) & (exponent < _BASE) & ((ratio - exponent.exp2()).abs() <= _TOLERANCE * ratio)
     magnitude = torch.where(usable, before.abs(), 0)
     found: list[Tensor | None] = []
     for dim in range(before.dim()):
@@ -92,7 +126,7 @@ def _exponents(before: Tensor | None, after: Tensor | None, limits: tuple[float,
             found.append(torch.full((before.shape[dim],), -1, device=before.device))
             continue
         exponents = exponent.movedim(dim, 0).reshape(rows.shape)
-        counts = (rows >= significant * rows.amax(1, keepdim=True)) & (rows > 0)
+        counts = (rows >= _SIGNIFICANT * rows.amax(1, keepdim=True)) & (rows > 0)
         high = torch.where(counts, exponents, -1).amax(1)
         low = torch.where(counts, exponents, _BASE).amin(1)
         fine = (exact.movedim(dim, 0).reshape(rows.shape) | ~counts).all(1) & ((high == low) | (high < 0))
