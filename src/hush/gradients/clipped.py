@@ -168,10 +168,8 @@ def _settle(graph: Graph, plan: Plan, losses: Tensor) -> Plan:
 def _sites(graph: Graph, plan: Plan, losses: Tensor, retain: bool) -> list[dict[int, Contribution] | None]:
     """Reads what the rules need, runs the one backward pass, and asks each rule as soon as its gradient is there.
 
-    A rule that stores small products lets go of activations and gradients while the pass is still on its way down. On
-    a GPU the pass runs in a thread of its own, away from the caller's settings, and rules are asked after it.
+    A rule that stores small products lets go of activations and gradients while the pass is still on its way down.
     """
-    hooked = losses.device.type == "cpu"
     saved = [{name: graph.saved(site.node, name) for name in site.rule.saved} for site in plan.sites]
     found: list[dict[int, Contribution] | None] = [None] * len(plan.sites)
 
@@ -183,14 +181,17 @@ def _sites(graph: Graph, plan: Plan, losses: Tensor, retain: bool) -> list[dict[
     ends: list[tuple[int, int]] = []
     hooks = []
     for place, site in enumerate(plan.sites):
-        if site.passed and hooked:
+        if site.passed:
             hooks.append(graph.nodes[site.node].register_prehook(partial(ask, place)))
         else:
             ends += [(place, output) for output in _outputs(site.layouts)]
     edges = [graph.edge(plan.sites[place].node, output) for place, output in ends]
     try:
         # The generic rule runs a node's backward again.
-        answers = torch.autograd.grad(losses, edges, torch.ones_like(losses), retain_graph=retain, allow_unused=True)
+        with torch.autograd.set_multithreading_enabled(False):  # the rules run in this thread, with its settings
+            answers = torch.autograd.grad(
+                losses, edges, torch.ones_like(losses), retain_graph=retain, allow_unused=True
+            )
     finally:
         for hook in hooks:
             hook.remove()

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
+from hush.gradients.conv_cuda import on_gpu
 from hush.gradients.conv_geometry import Geometry, flat_grid, phase_combinations
 from hush.gradients.conv_ghost import ghost_norms, line_length
 from hush.gradients.conv_kernels import (
@@ -19,7 +20,7 @@ from hush.gradients.conv_kernels import (
     kernel_norms,
     squared_norms,
 )
-from hush.gradients.cuda_products import FusedProducts, on_matrix_units
+from hush.gradients.cuda_products import on_matrix_units
 from hush.gradients.site import (
     BLOCK,
     Contribution,
@@ -37,7 +38,6 @@ from hush.gradients.site import (
 
 # What one element costs in a pass over memory, in multiplications of a matrix product. Measured: benchmarks/NOTES.md.
 _PASS_COST = {"cpu": 13, "other": 60}
-_FEW_CHANNELS = 16
 
 
 @dataclass(frozen=True)
@@ -94,56 +94,6 @@ class KeptKernels(Contribution):
 
 
 @dataclass(frozen=True)
-class FusedKernels(Contribution):
-    """Kernel gradients by the kernels of a GPU, in the shape of the convolution's weight."""
-
-    inside: FusedProducts
-    shape: tuple[int, ...]
-
-    @property
-    def apart(self) -> bool:
-        return True
-
-    def chain(self, shape: tuple[int, ...]) -> int:
-        return self.inside.chain(shape)
-
-    def additions(self, batch: int) -> float:
-        return self.inside.additions(batch)
-
-    def squared_norms(self) -> Tensor:
-        return self.inside.squared_norms()
-
-    def weighted_sum(self, weights: Weights) -> Tensor:
-        return self.inside.weighted_sum(weights).transpose(1, 2).reshape(self.shape).contiguous()
-
-    def per_example(self) -> Tensor:
-        return self.inside.per_example().transpose(2, 3).reshape(-1, *self.shape)
-
-
-def fused_kernels(convolution: Convolution) -> FusedKernels | None:
-    """For plain convolutions in half precision with enough channels, along one or two axes."""
-    from hush.kernels.products import Window
-
-    pixels, gradient, geometry = convolution.pixels, convolution.gradient, convolution.geometry
-    layout, axes = convolution.layout, geometry.axes
-    if layout.outer * layout.inner > 1 or layout.order is not None or axes > 2 or geometry.groups > 1:
-        return None
-    if pixels.shape[1] < _FEW_CHANNELS:
-        return None
-    if axes == 1:
-        pixels, gradient = pixels[:, :, None], gradient[:, :, None]
-
-    def pair(values: tuple[int, ...], filler: int) -> tuple[int, int]:
-        return (values[0], values[1]) if axes == 2 else (filler, values[0])
-
-    window = Window(
-        pair(geometry.kernel, 1), pair(geometry.stride, 1), pair(geometry.padding, 0), pair(geometry.dilation, 1)
-    )
-    products = FusedProducts(pixels.permute(0, 2, 3, 1), gradient.permute(0, 2, 3, 1), window)
-    return FusedKernels(products, geometry.weight_shape)
-
-
-@dataclass(frozen=True)
 class NormedKernels(Contribution):
     """Norms now, and the sum later by one ordinary kernel gradient."""
 
@@ -195,9 +145,10 @@ def scaled_kernel_gradient(convolution: Convolution, weights: Weights) -> Tensor
 def kernel_contribution(convolution: Convolution) -> Contribution:
     """The cheaper way for these shapes, the sum over examples included."""
     pixels, gradient, geometry = convolution.pixels, convolution.gradient, convolution.geometry
-    fused = fused_kernels(convolution) if on_matrix_units(pixels, gradient) else None
-    if fused is not None:
-        return fused
+    layout = convolution.layout
+    whole = layout.outer * layout.inner == 1 and layout.order is None
+    if whole and geometry.axes <= 2 and geometry.groups == 1 and on_matrix_units(pixels, gradient):
+        return on_gpu(pixels, gradient, geometry)
     size = math.prod(geometry.weight_shape)
     keep = convolution.layout.batch * size <= pixels.numel() + gradient.numel()
     if ghost_is_cheaper(convolution, keep):

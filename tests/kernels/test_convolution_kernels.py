@@ -1,0 +1,163 @@
+"""Convolution gradients of examples by kernels, through Triton's interpreter where there is no GPU."""
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+pytest.importorskip("triton")
+
+from hush.gradients import FlatClip, clipped_sum, conv, conv_cuda
+from hush.kernels.convolutions import block_of, gradients, squared_norms, weighted_sums
+from hush.kernels.products import LONGEST, Window
+from hush.kernels.stored import weighted_rows
+from hush.kernels.windows import window_norms
+
+DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
+HALF = torch.float16  # the interpreter multiplies no bfloat16
+
+
+def halves(*shape: int) -> Tensor:
+    return torch.randn(*shape, device=DEVICE).to(HALF)
+
+
+def per_example(pixels: Tensor, gradient: Tensor, window: Window) -> Tensor:
+    """[batch, outputs * taps * channels] in float64 by autograd, one example at a time."""
+    shape = (gradient.shape[1], pixels.shape[1], *window.kernel)
+    kernel = torch.zeros(shape, dtype=torch.float64, device=DEVICE, requires_grad=True)
+    found = []
+    for x, g in zip(pixels.double(), gradient.double(), strict=True):
+        out = F.conv2d(x[None], kernel, None, window.stride, window.padding, window.dilation)
+        (answer,) = torch.autograd.grad(out, kernel, g[None])
+        found.append(answer.flatten(2).transpose(2, 1).flatten())
+    return torch.stack(found)
+
+
+CASES = {
+    "one tap": ((3, 24, 5, 8), (3, 70, 5, 8), Window()),
+    "3 x 3": ((3, 20, 7, 6), (3, 18, 7, 6), Window((3, 3), (1, 1), (1, 1))),
+    "5 x 5, three channels": ((2, 3, 7, 8), (2, 20, 7, 8), Window((5, 5), (1, 1), (2, 2))),
+    "many outputs": ((2, 16, 4, 4), (2, 140, 4, 4), Window((3, 3), (1, 1), (1, 1))),
+    "strided": ((2, 33, 8, 8), (2, 17, 4, 4), Window((3, 3), (2, 2), (1, 1))),
+    "one tap, strided": ((2, 16, 8, 8), (2, 17, 4, 4), Window((1, 1), (2, 2))),
+    "dilated, uneven": ((3, 5, 6, 7), (3, 40, 5, 3), Window((2, 3), (1, 1), (0, 0), (1, 2))),
+    "one axis": ((3, 16, 1, 30), (3, 18, 1, 15), Window((1, 3), (1, 2), (0, 1))),
+    "long": ((2, 16, 20, 20), (2, 16, 20, 20), Window((3, 3), (1, 1), (1, 1))),
+}
+
+
+@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize("layout", [torch.contiguous_format, torch.channels_last])
+def test_gradients_norms_and_sums_are_those_of_autograd(name: str, layout: torch.memory_format) -> None:
+    torch.manual_seed(0)
+    shape, out, window = CASES[name]
+    pixels, gradient = halves(*shape).contiguous(memory_format=layout), halves(*out).contiguous(memory_format=layout)
+    want = per_example(pixels, gradient, window)
+    kept, norms = gradients(pixels, gradient, window)
+    torch.testing.assert_close(kept.double().flatten(1), want, rtol=1e-5, atol=1e-4)
+    torch.testing.assert_close(norms.double(), want.square().sum(1), rtol=1e-6, atol=0)
+    assert torch.equal(squared_norms(pixels, gradient, window), norms)
+    factors = torch.rand(shape[0], device=DEVICE)
+    for block in (1, 2, shape[0]):
+        sums = weighted_sums(pixels, gradient, factors, window, block)
+        assert sums.shape == (-(-shape[0] // block), *kept.shape[1:])
+        torch.testing.assert_close(sums.double().sum(0).flatten(), factors.double() @ want, rtol=1e-5, atol=1e-4)
+    # What is summed is what was measured, bit for bit.
+    assert torch.equal(weighted_sums(pixels, gradient, torch.ones_like(factors), window, 1), kept)
+
+
+@pytest.mark.parametrize("name", [name for name in CASES if name != "long"])
+def test_norms_from_pairs_of_windows(name: str) -> None:
+    torch.manual_seed(0)
+    shape, out, window = CASES[name]
+    pixels, gradient = halves(*shape), halves(*out)
+    norms, masses = window_norms(pixels, gradient, window)
+    want = per_example(pixels, gradient, window)
+    torch.testing.assert_close(norms.double(), want.square().sum(1), rtol=2e-6, atol=0)
+    patches = F.unfold(pixels.double(), window.kernel, window.dilation, window.padding, window.stride)
+    sizes = patches.norm(dim=1) * gradient.double().flatten(2).norm(dim=1)
+    torch.testing.assert_close(masses.double(), sizes.sum(1).square(), rtol=1e-5, atol=0)
+
+
+def test_pairs_of_windows_are_refused_where_one_tile_cannot_hold_them() -> None:
+    with pytest.raises(ValueError, match="at most 64 outputs"):
+        window_norms(halves(2, 16, 9, 9), halves(2, 16, 9, 9), Window((3, 3), (1, 1), (1, 1)))
+
+
+@pytest.mark.filterwarnings("ignore:invalid value encountered in matmul")  # by the interpreter
+def test_an_example_without_weight_is_not_even_read() -> None:
+    torch.manual_seed(0)
+    window = Window((3, 3), (1, 1), (1, 1))
+    pixels, gradient = halves(3, 16, 4, 4), halves(3, 16, 4, 4)
+    pixels[1], gradient[1, 0, 3] = float("nan"), float("inf")
+    factors = torch.tensor([1.0, 0.0, 1.0], device=DEVICE)
+    assert bool(weighted_sums(pixels, gradient, factors, window, 3).isfinite().all())
+    kept, norms = gradients(pixels, gradient, window)
+    assert norms.isfinite().tolist() == [True, False, True]
+    assert window_norms(pixels, gradient, window)[0].isfinite().tolist() == [True, False, True]
+    total = weighted_rows(kept.flatten(1), factors, 3)
+    torch.testing.assert_close(total[0], kept[0].flatten() + kept[2].flatten())
+
+
+def test_weighted_rows_in_blocks() -> None:
+    torch.manual_seed(0)
+    values, factors = torch.randn(7, 600, device=DEVICE), torch.rand(7, device=DEVICE)
+    for block in (1, 3, 7):
+        sums = weighted_rows(values, factors, block)
+        assert len(sums) == -(-7 // block)
+        torch.testing.assert_close(sums.double().sum(0), factors.double() @ values.double(), rtol=1e-5, atol=1e-6)
+
+
+def test_no_chain_of_additions_is_longer_than_the_bound_says() -> None:
+    for batch in (1, 7, 128, 129, 2000):
+        for outputs, columns, positions in ((16, 27, 1024), (64, 576, 1), (64, 1600, 144), (512, 4608, 49)):
+            assert 1 <= block_of(batch, outputs, columns, positions) <= LONGEST
+
+
+def test_large_and_small_kernels_take_the_way_that_suits_them() -> None:
+    """The choice by shapes; `benchmarks/choices.py` compares it with measured times."""
+    ways = conv_cuda.Way
+    assert conv_cuda.cheapest_way(batch=256, outputs=64, columns=576, positions=1024, pixels=64 * 1024) is ways.KEEP
+    assert conv_cuda.cheapest_way(batch=256, outputs=128, columns=1152, positions=256, pixels=128 * 256) is ways.TWICE
+    assert conv_cuda.cheapest_way(batch=256, outputs=256, columns=2304, positions=64, pixels=256 * 64) is ways.WINDOWS
+    assert conv_cuda.cheapest_way(batch=2000, outputs=64, columns=1600, positions=144, pixels=64 * 144) is ways.TWICE
+
+
+class Network(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.first = nn.Conv2d(3, 16, 3, padding=1)
+        self.norm = nn.GroupNorm(4, 16)
+        self.second = nn.Conv2d(16, 20, 3, padding=1, stride=2)
+        self.third = nn.Conv1d(20, 8, 3)
+        self.last = nn.Linear(8, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        out = self.second(self.norm(self.first(x)).relu())
+        return self.last(self.third(out.tanh().flatten(2)).mean(2))
+
+
+@pytest.mark.parametrize("way", [None, *conv_cuda.Way])
+def test_clipped_sums_with_the_kernels_equal_those_without(
+    way: conv_cuda.Way | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    torch.manual_seed(0)
+    model = Network().to(DEVICE, HALF)
+    x, mask = halves(5, 3, 8, 8), torch.tensor([1, 1, 0, 1, 1], device=DEVICE).bool()
+    params = dict(model.named_parameters())
+
+    def total(bound: float, mask: Tensor) -> dict[str, Tensor]:
+        return dict(clipped_sum(model(x).float().square().sum(1) * 4096, params, FlatClip(bound), mask=mask).tensors)
+
+    want = total(0.01, mask)
+    used: list[int] = []
+    monkeypatch.setattr(conv, "on_matrix_units", lambda *ts: used.append(1) or all(t.dtype == HALF for t in ts))
+    if way is not None:
+        monkeypatch.setattr(conv_cuda, "cheapest_way", lambda **shapes: way)
+    got = total(0.01, mask)
+    assert used
+    for name in params:
+        torch.testing.assert_close(got[name], want[name], rtol=2e-3, atol=2e-5)
+    for one in range(5):
+        alone = total(0.01, torch.arange(5, device=DEVICE) == one)
+        assert sum(float(t.double().square().sum()) for t in alone.values()) <= 0.01**2
