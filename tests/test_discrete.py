@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from scipy import stats
 
 from hush import integers
-from hush.discrete import Grid, _on_grid, add_discrete_noise
+from hush.discrete import Grid, _on_grid, add_discrete_noise, added_delta
 from hush.gradients.bounded import BoundedSum, Group
 from hush.integers import discrete_gaussian, rounded_gaussian
 from hush.normals import Normals
@@ -76,66 +76,99 @@ def test_the_rounded_and_the_discrete_law_can_be_told_apart_where_they_differ() 
 
 
 @pytest.mark.parametrize("draw", [discrete_gaussian, rounded_gaussian])
-@pytest.mark.parametrize("sigma", [0.7, 50.0, 1e6])
+@pytest.mark.parametrize("sigma", [0.05, 0.7, 50.0, 1e6])
 def test_the_exact_comparison_agrees_with_the_fast_one(
     draw: Draw, sigma: float, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     fast = draw(SUBKEY, 2, sigma=sigma, first=0, count=1500)
     calls = []
-    exactly = integers._accepted_exactly
+    exactly = integers._decide_exactly
 
-    def counted(*arguments: object) -> bool:
+    def counted(*arguments: object) -> str:
         calls.append(1)
         return exactly(*arguments)  # type: ignore[arg-type]
 
-    monkeypatch.setattr(integers, "_accepted_exactly", counted)
-    monkeypatch.setattr(integers, "_MARGIN", 1e9)
+    monkeypatch.setattr(integers, "_decide_exactly", counted)
+    monkeypatch.setattr(integers, "_UNIT", 1e9)
     assert np.array_equal(draw(SUBKEY, 2, sigma=sigma, first=0, count=1500), fast)
     assert len(calls) >= 1500
 
 
-def test_the_exact_comparison_decides_within_a_hair() -> None:
-    stairs = integers._staircase(50.0)
-    mpmath.mp.dps = 120
-    try:
-        height = mpmath.exp(-(mpmath.mpf(33) ** 2) / (2 * mpmath.mpf(50) ** 2))
-        level = height * stairs.height.numerator / stairs.height.denominator / stairs.weights[33]
-        word = int(level * 2**320)
-    finally:
-        mpmath.mp.dps = 15
-    for shift, accepted in ((-(2**10), True), (2**10, False)):
-        uniform, further = divmod(word + shift, 1 << 256)
-        assert (
-            integers._accepted_exactly(stairs, 33, 33, None, uniform, bytes(32) + further.to_bytes(32, "little"))
-            is accepted
-        )
+@pytest.mark.parametrize("rounded", [True, False])
+def test_the_exact_comparison_decides_within_a_hair(rounded: bool) -> None:
+    stairs = integers.staircase(5000.0, rounded=rounded)
+    place, further = 0x9ABCDEF0, 0x123456789ABCDEF012345678
+    cell = 33
+    whole_bits = ((place << 96) + further) if rounded else (place >> (32 - stairs.shift)) << (128 - stairs.shift)
+    mirror = ((1 << 128) - 1 - whole_bits) if rounded else (1 << 128) - (1 << (128 - stairs.shift)) - whole_bits
+    with mpmath.workdps(60):
+        width, sigma = mpmath.mpf(2) ** stairs.shift, mpmath.mpf(5000)
+        full = mpmath.mpf(stairs.height.numerator) / stairs.height.denominator / (2 * stairs.weights[cell])
+        heights = [
+            full * mpmath.exp(-(((cell + mpmath.mpf(a) / 2**128) * width / sigma) ** 2) / 2)
+            for a in (whole_bits, mirror)
+        ]
+        borders = [int(heights[0] * 2**128), int((heights[0] + heights[1]) * 2**128)]
+    for border, below, above in ((borders[0], "place", "mirror"), (borders[1], "mirror", "neither")):
+        for level, answer in ((border - 1, below), (border + 1, above)):
+            words = [level >> shift & 0xFFFFFFFF for shift in (64, 32, 0)]
+            words += [further >> shift & 0xFFFFFFFF for shift in (64, 32, 0)]
+            block = np.array(words, "<u4").tobytes() + bytes(40)
+            assert integers._decide_exactly(stairs, cell, level >> 96, place, block) == answer
 
 
-@pytest.mark.parametrize("sigma", [0.3, 1.0, 31.0, 32.0, 1e3, 1e6, 2.0**36])
-def test_the_staircase_lies_above_the_curve_and_its_table_is_exact(sigma: float) -> None:
-    stairs = integers._staircase(sigma)
-    assert sum(stairs.weights) == 1 << 64
+@pytest.mark.parametrize("rounded", [True, False])
+@pytest.mark.parametrize("sigma", [0.01, 0.3, 1.0, 31.0, 127.9, 128.0, 1e3, 1e6, 2.0**36])
+def test_the_staircase_lies_above_the_curve_and_its_table_is_exact(sigma: float, rounded: bool) -> None:
+    stairs = integers.staircase(sigma, rounded=rounded)
+    width = 1 << stairs.shift
+    assert sum(stairs.weights) == 1 << 31 and min(stairs.weights) > 0
+    assert len(stairs.weights) * width >= 13 * sigma
+    assert sigma < 128 or 128 <= sigma / width < 256
     full = mpmath.mpf(stairs.height.numerator) / stairs.height.denominator
+    last = 1 - mpmath.mpf(0 if rounded else 1) / width  # the place whose mirror image is 0
     for j in range(0, len(stairs.weights), 7):
-        assert stairs.weights[j] >= full * mpmath.exp(-((mpmath.mpf(j) * stairs.width / sigma) ** 2) / 2)
-    got = [0] * 1024
-    for column in range(1024):
+        for a in (0, last / 7, last / 3, last / 2):
+            a = a if rounded else mpmath.floor(a * width) / width
+            pair = [mpmath.exp(-(((j + x) * width / mpmath.mpf(sigma)) ** 2) / 2) for x in (a, last - a)]
+            assert sum(pair) * full / (2 * stairs.weights[j]) <= 1
+        edge = mpmath.exp(-((mpmath.mpf(j) * width / sigma) ** 2) / 2)
+        assert float(edge * full / (2 * stairs.weights[j])) == pytest.approx(stairs.shares[j], rel=1e-12)
+    got = [0] * integers.COLUMNS
+    for column in range(integers.COLUMNS):
         threshold = int(stairs.thresholds[column])
+        assert threshold < integers.CAPACITY
         got[column] += threshold
-        got[int(stairs.aliases[column])] += (1 << 54) - threshold
-    assert got == [*stairs.weights, *[0] * (1024 - len(stairs.weights))]
-    assert len(stairs.weights) * stairs.width >= 13 * sigma
+        got[int(stairs.aliases[column])] += integers.CAPACITY - threshold
+    assert got == [*stairs.weights, *[0] * (integers.COLUMNS - len(stairs.weights))]
+
+
+@pytest.mark.parametrize("draw, sigma", [(rounded_gaussian, 1e6), (discrete_gaussian, 1e6), (rounded_gaussian, 200.0)])
+def test_few_numbers_are_drawn_again(draw: Draw, sigma: float, monkeypatch: pytest.MonkeyPatch) -> None:
+    again = []
+    scattered = integers.scattered_blocks
+
+    def counted(key: bytes, nonce: int, numbers: np.ndarray) -> np.ndarray:
+        again.append(len(numbers))
+        return scattered(key, nonce, numbers)
+
+    monkeypatch.setattr(integers, "scattered_blocks", counted)
+    draw(SUBKEY, 9, sigma=sigma, first=0, count=1_000_000)
+    assert sum(again) / 3 < 40  # one in 100,000 is expected
 
 
 def test_a_number_does_not_depend_on_where_the_draw_began() -> None:
-    whole = rounded_gaussian(SUBKEY, 1, sigma=10.0, first=0, count=20_000)
-    assert np.array_equal(rounded_gaussian(SUBKEY, 1, sigma=10.0, first=9000, count=11_000), whole[9000:])
-    narrow = rounded_gaussian(SUBKEY, 1, sigma=0.5, first=0, count=20_000)  # half of the proposals are drawn again
-    for numbers in (whole, narrow):
-        assert abs(np.corrcoef(numbers[::2], numbers[1::2])[0, 1]) < 5 / math.sqrt(10_000)
-        assert abs(np.corrcoef(numbers[1:-1:2], numbers[2::2])[0, 1]) < 5 / math.sqrt(10_000)
-    with pytest.raises(ValueError, match="even"):
-        rounded_gaussian(SUBKEY, 1, sigma=10.0, first=1, count=5)
+    whole = rounded_gaussian(SUBKEY, 1, sigma=10.0, first=0, count=40_000)
+    for first in (9000, 9001, 16_383, 16_385):
+        assert np.array_equal(
+            rounded_gaussian(SUBKEY, 1, sigma=10.0, first=first, count=11_000), whole[first:][:11_000]
+        )
+    narrow = rounded_gaussian(SUBKEY, 1, sigma=0.5, first=0, count=20_000)  # many proposals are drawn again
+    for numbers in (whole[:20_000], narrow):
+        for apart in (1, 2, 16):
+            assert abs(np.corrcoef(numbers[apart:], numbers[:-apart])[0, 1]) < 5 / math.sqrt(19_000)
+    with pytest.raises(ValueError, match="2\\^44"):
+        rounded_gaussian(SUBKEY, 1, sigma=10.0, first=2**44, count=5)
     with pytest.raises(ValueError, match="sigma"):
         rounded_gaussian(SUBKEY, 1, sigma=2.0**40, first=0, count=5)
 
@@ -168,7 +201,7 @@ def test_hazard_28_neighbours_on_the_grid_differ_by_at_most_its_sensitivity(
 
 
 def released_residual(kind: str, noise_multiplier: float = 2.0) -> tuple[BoundedSum, dict[str, torch.Tensor]]:
-    tensors = {"a": torch.linspace(-3, 3, 30_001), "b": torch.full((20_000,), 0.1), "c": torch.zeros(30_000)}
+    tensors = {"a": torch.linspace(-3, 3, 80_001), "b": torch.full((60_000,), 0.1), "c": torch.zeros(70_000)}
     total = BoundedSum(tensors, (Group(("a", "b"), 1.0), Group(("c",), 0.02)))
     released = add_discrete_noise(
         total, noise_multiplier=noise_multiplier, normals=Normals(Key.from_seed(1)), step=3, kind=kind  # type: ignore[arg-type]
@@ -179,7 +212,7 @@ def released_residual(kind: str, noise_multiplier: float = 2.0) -> tuple[Bounded
 @pytest.mark.parametrize("kind", ["rounded", "discrete"])
 def test_hazard_28_the_release_lies_on_a_grid_fixed_by_public_numbers(kind: str) -> None:
     total, released = released_residual(kind)
-    for name, bound, entries in (("a", 1.0, 50_001), ("b", 1.0, 50_001), ("c", 0.02, 30_000)):
+    for name, bound, entries in (("a", 1.0, 140_001), ("b", 1.0, 140_001), ("c", 0.02, 70_000)):
         grid = Grid.of(bound=bound, entries=entries)
         on_grid = released[name].double() / grid.step
         assert torch.equal(on_grid, on_grid.round())
@@ -190,7 +223,7 @@ def test_hazard_28_the_release_lies_on_a_grid_fixed_by_public_numbers(kind: str)
 @pytest.mark.parametrize("kind", ["rounded", "discrete"])
 def test_the_release_has_the_right_scale_in_each_group(kind: str) -> None:
     total, released = released_residual(kind)
-    for name, bound, entries in (("a", 1.0, 50_001), ("b", 1.0, 50_001), ("c", 0.02, 30_000)):
+    for name, bound, entries in (("a", 1.0, 140_001), ("b", 1.0, 140_001), ("c", 0.02, 70_000)):
         noise = (released[name].double() - total.tensors[name].double()).numpy()
         grid = Grid.of(bound=bound, entries=entries)
         deviation = 2.0 * math.sqrt(2) * grid.sensitivity * grid.step
@@ -208,7 +241,7 @@ def test_the_added_sensitivity_is_in_the_noise(monkeypatch: pytest.MonkeyPatch) 
 
     monkeypatch.setattr("hush.discrete.rounded_gaussian", spy)
     released_residual("rounded", noise_multiplier=1.5)
-    for sigma, bound, entries in zip(sigmas, (1.0, 1.0, 0.02), (50_001, 50_001, 30_000), strict=True):
+    for sigma, bound, entries in zip(sigmas, (1.0, 1.0, 0.02), (140_001, 140_001, 70_000), strict=True):
         step = Grid.of(bound=bound, entries=entries).step
         assert sigma >= 1.5 * math.sqrt(2) * (bound / step + math.sqrt(entries))
         assert sigma < 1.5 * math.sqrt(2) * (bound / step + math.sqrt(entries)) * (1 + 1e-11)
@@ -223,6 +256,25 @@ def test_hazard_17_tensors_steps_and_kinds_of_noise_do_not_share_numbers() -> No
     add_discrete_noise(total, noise_multiplier=1.0, normals=source, step=0)
     with pytest.raises(RuntimeError, match="drawn once"):
         add_discrete_noise(total, noise_multiplier=1.0, normals=source, step=0)
+
+
+def test_what_leaves_the_range_of_exact_integers_is_cut() -> None:
+    step = 2.0**-20
+    far = torch.tensor([1e30, -1e30, math.inf, -math.inf, 2.0**40, -(2.0**31) - step], dtype=torch.float64)
+    assert _on_grid(far, step).tolist() == [2**51, -(2**51), 2**51, -(2**51), 2**51, -(2**51)]
+    assert _on_grid(torch.tensor([math.nan, 2.0**31 - step], dtype=torch.float64), step).tolist() == [0, 2**51 - 1]
+    # Neighbours that differ beyond the cut come no further apart, and what is released lies on the grid, noise and all.
+    entries = torch.tensor([1e30, 1e30 + 1e20, -1e30], dtype=torch.float64)
+    total = BoundedSum({"w": entries}, (Group(("w",), 1.0),))
+    released = add_discrete_noise(total, noise_multiplier=1.0, normals=Normals(Key.from_seed(0)), step=0)["w"]
+    grid = Grid.of(bound=1.0, entries=3)
+    noise = released / grid.step - torch.tensor([2.0**51, 2.0**51, -(2.0**51)], dtype=torch.float64)
+    assert bool((noise.abs() < 20 * grid.sensitivity).all()) and len(set(noise.tolist())) == 3
+
+
+def test_the_distance_from_the_exact_law_is_counted() -> None:
+    assert 2.0**-113 + 2.0**-117 + 2 * math.exp(-(13**2) / 2) <= integers.DISTANCE
+    assert added_delta(10**9, epsilon=1.0) == pytest.approx((1 + math.e) * 1e9 * 2.0**-112)
 
 
 def test_scale_out_and_non_finite_entries() -> None:

@@ -18,19 +18,21 @@ distributions.
 """
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
 import torch
 from torch import Tensor
 
+from hush import kernels
 from hush.gradients.bounded import BoundedSum, Group
-from hush.integers import discrete_gaussian, rounded_gaussian
+from hush.integers import DISTANCE, Integers, OnGrid, discrete_gaussian, rounded_gaussian
 from hush.noise import check_release, place_for, refuse_capture
 from hush.normals import Normals
 
 ADDED_SENSITIVITY = 1e-3
+_LARGEST = 2.0**51
 _UP = 1 + 2.0**-40  # the few roundings of what is computed with it stay far below
 
 
@@ -84,24 +86,64 @@ def add_discrete_noise(
         raise ValueError(f"kind must be 'rounded' or 'discrete', got {kind!r}")
     if noise_multiplier == 0:
         raise ValueError("noise_multiplier must be positive on a grid; use add_noise for a sum without noise")
-    draw = rounded_gaussian if kind == "rounded" else discrete_gaussian
+    rounded = kind == "rounded"
+    deviations = grid_deviations(total, noise_multiplier)
     for tensor in total.tensors.values():
         refuse_capture(tensor.device)
     normals.begin(step)
-    subkey = normals.subkey()
-    group_of = {name: group for group in total.groups for name in group.names}
-    grids = {group: _grid(group, total) for group in total.groups}
-    released: dict[str, Tensor] = {}
-    first = 0
-    for name, tensor in total.tensors.items():
-        grid = grids[group_of[name]]
-        sigma = noise_multiplier * math.sqrt(len(total.groups)) * grid.sensitivity * _UP
-        noise = torch.from_numpy(draw(subkey, step, sigma=sigma, first=first, count=tensor.numel()))
-        first += tensor.numel() + tensor.numel() % 2
-        integers = _on_grid(tensor, grid.step) + noise.view(tensor.shape).to(tensor.device)
-        released[name] = place_for(tensor, None if out is None else out[name])
-        released[name].copy_(integers.double() * grid.step * scale)
+    released = {name: place_for(tensor, None if out is None else out[name]) for name, tensor in total.tensors.items()}
+    for number, device in enumerate({tensor.device: None for tensor in total.tensors.values()}):
+        parts = [
+            (tensor, deviations[name], released[name])
+            for name, tensor in total.tensors.items()
+            if tensor.device == device
+        ]
+        subkey = normals.subkey(number)
+        on_gpu = device.type == "cuda" and kernels.available()
+        if not (on_gpu and kernels.release_on_grids(parts, scale=scale, subkey=subkey, step=step, rounded=rounded)):
+            _release(parts, scale, rounded_gaussian if rounded else discrete_gaussian, (subkey, step))
     return released
+
+
+def grid_deviations(total: BoundedSum, noise_multiplier: float) -> dict[str, OnGrid]:
+    """The grid and the noise's deviation in its steps, for each tensor: what `standard_deviations` is for a float sum.
+
+    >>> total = BoundedSum({"w": torch.zeros(100, 100)}, (Group(("w",), bound=1.0),))
+    >>> grid_deviations(total, noise_multiplier=2.0)["w"].step == 2.0**-17
+    True
+    """
+    factor = noise_multiplier * math.sqrt(len(total.groups)) * _UP
+    answer = {}
+    for group in total.groups:
+        grid = _grid(group, total)
+        answer.update(dict.fromkeys(group.names, OnGrid(grid.step, factor * grid.sensitivity)))
+    return answer
+
+
+def added_delta(numbers: int, *, epsilon: float) -> float:
+    """What to add to delta at this epsilon, since the integers' law is exact only to DISTANCE for each number.
+
+    Two laws within t of laws that are (epsilon, delta) close are (epsilon, delta + (1 + e^epsilon) t) close, and t is
+    at most `numbers` times DISTANCE, over all steps and tensors of a run.
+
+    >>> f"{added_delta(10**6 * 10**8, epsilon=8.0):.1e}"  # a million steps of a model with 100 million parameters
+    '5.7e-17'
+    """
+    return (1 + math.exp(epsilon)) * numbers * DISTANCE
+
+
+def _release(
+    parts: Sequence[tuple[Tensor, OnGrid, Tensor]],
+    scale: float,
+    draw: Callable[..., Integers],
+    stream: tuple[bytes, int],
+) -> None:
+    first = 0
+    for total, grid, out in parts:
+        noise = torch.from_numpy(draw(*stream, sigma=grid.sigma, first=first, count=total.numel()))
+        integers = _on_grid(total, grid.step) + noise.view(total.shape).to(total.device)
+        out.copy_(integers.double() * (grid.step * scale))
+        first += total.numel()
 
 
 def _grid(group: Group, total: BoundedSum) -> Grid:
@@ -112,5 +154,8 @@ def _grid(group: Group, total: BoundedSum) -> Grid:
 
 
 def _on_grid(tensor: Tensor, step: float) -> Tensor:
-    """The entries as integers; dividing by a power of two is exact, and cutting at 2^52 moves no two further apart."""
-    return (tensor.double() / step).nan_to_num(nan=0.0).clamp(-(2.0**52), 2.0**52).round().long()
+    """The entries as integers; dividing by a power of two is exact, and cutting at 2^51 moves no two further apart.
+
+    What is cut fits an integer, and with the noise on it still a float64, exactly.
+    """
+    return (tensor.double() / step).nan_to_num(nan=0.0).clamp(-_LARGEST, _LARGEST).round().long()

@@ -6,6 +6,8 @@ from collections.abc import Sequence
 
 from torch import Tensor
 
+from hush.integers import OnGrid
+
 
 @functools.cache
 def available() -> bool:
@@ -18,3 +20,15 @@ def release(parts: Sequence[tuple[Tensor, float, Tensor]], *, scale: float, subk
     from hush.kernels.gaussian import release as release_on_gpu
 
     release_on_gpu(parts, scale=scale, subkey=subkey, step=step)
+
+
+def release_on_grids(
+    parts: Sequence[tuple[Tensor, OnGrid, Tensor]], *, scale: float, subkey: bytes, step: int, rounded: bool
+) -> bool:
+    """Write (round(total / grid step) + integers) * grid step * scale into out; False if it cannot draw a deviation."""
+    from hush.kernels import discrete
+
+    if not discrete.can_draw([part[1] for part in parts]):
+        return False
+    discrete.release(parts, scale=scale, subkey=subkey, step=step, rounded=rounded)
+    return True

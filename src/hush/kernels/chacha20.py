@@ -39,9 +39,16 @@ def _ordered(w0, w1, w2, w3, w4, w5, w6, w7, w8, w9, w10, w11, w12, w13, w14, w1
 @triton.jit
 def chacha20_words(key_at, step, block):  # type: ignore[no-untyped-def]
     """The keystream words of blocks [n] (int64), as [16 n] words in order; key_at points to eight int64 words."""
+    w0, w1, w2, w3, w4, w5, w6, w7, w8, w9, w10, w11, w12, w13, w14, w15 = chacha20_block(key_at, step, block)
+    return _ordered(w0, w1, w2, w3, w4, w5, w6, w7, w8, w9, w10, w11, w12, w13, w14, w15)
+
+
+@triton.jit
+def chacha20_block(key_at, step, block):  # type: ignore[no-untyped-def]
+    """The sixteen words of each block, one after another; `block` is a number or a vector of numbers (int64)."""
     low = block.to(tl.uint32)
     high = (block >> 32).to(tl.uint32)
-    same = tl.zeros_like(low)
+    same = low & 0
     k0 = same + tl.load(key_at + 0).to(tl.uint32)
     k1 = same + tl.load(key_at + 1).to(tl.uint32)
     k2 = same + tl.load(key_at + 2).to(tl.uint32)
@@ -69,7 +76,7 @@ def chacha20_words(key_at, step, block):  # type: ignore[no-untyped-def]
         w1, w6, w11, w12 = _quarter_round(w1, w6, w11, w12)
         w2, w7, w8, w13 = _quarter_round(w2, w7, w8, w13)
         w3, w4, w9, w14 = _quarter_round(w3, w4, w9, w14)
-    return _ordered(
+    return (
         w0 + c0, w1 + c1, w2 + c2, w3 + c3, w4 + k0, w5 + k1, w6 + k2, w7 + k3,
         w8 + k4, w9 + k5, w10 + k6, w11 + k7, w12 + low, w13 + high, w14 + n0, w15 + n1,
     )  # fmt: skip

@@ -82,13 +82,16 @@ def _release(  # type: ignore[no-untyped-def]
 class Release(TableRelease[float]):
     """A release with normal numbers of these standard deviations."""
 
+    @staticmethod
+    def _division(sizes: tuple[int, ...], device: torch.device) -> tuple[int, Tensor]:
+        return _first_segments(sizes, device)
+
     def _settings(self, deviations: Sequence[float]) -> Table:
         return np.array(deviations, np.float64).view(np.int64)
 
     def _launch(self) -> None:
-        programs, first = _first_segments(self._sizes, self._device)
-        _release[(programs,)](
-            self._table, first, self._count, len(self._sizes), self._scale,
+        _release[(self._programs,)](
+            self._table, self._first, self._count, len(self._sizes), self._scale,
             Total=self._types[0], Out=self._types[1], lanes=LANES,
         )  # fmt: skip
 
