@@ -29,6 +29,7 @@ class LotSum:
 
     def __init__(self, slack: float = 0.0) -> None:
         self.slack = slack
+        self._noted: tuple[BoundedSum | None, Clip | None] = None, None  # the last to be put off: its slack is in
         self.clear()
 
     def clear(self) -> None:
@@ -44,11 +45,15 @@ class LotSum:
 
     def add_later(self, batch: Later, clip: Clip, *, now: bool) -> None:
         """Add a batch whose tensors are borrowed: computed now, or when the sum is asked for or another batch comes."""
-        now = now or self._tensors is not None
-        if now:
+        if now or self._tensors is not None:
             batch.compute()
-        self.add(batch.total, clip, borrowed=True)
-        self._later = None if now else batch
+            self.add(batch.total, clip, borrowed=True)
+            return
+        if batch.total is not self._noted[0] or clip != self._noted[1]:
+            self._note_slack(batch.total, clip)
+            self._noted = batch.total, clip
+        self._tensors, self._count, self._borrowed = dict(batch.total.tensors), batch.total.count, True
+        self._later = batch
 
     def keep(self) -> None:
         """Compute what was put off and copy what is borrowed, before its owner overwrites it."""
@@ -61,9 +66,7 @@ class LotSum:
     def add(self, batch: BoundedSum, clip: Clip, *, borrowed: bool = False) -> None:
         """Add a batch; of `borrowed` tensors the owner must call `keep` before it writes into them again."""
         self._compute()
-        for exact, group in zip(clip.groups(batch.tensors), batch.groups, strict=True):
-            if math.isfinite(exact.bound):
-                self.slack = max(self.slack, group.bound / exact.bound - 1)
+        self._note_slack(batch, clip)
         if self._tensors is None:
             self._tensors, self._borrowed = {name: t.detach() for name, t in batch.tensors.items()}, borrowed
             self._count = batch.count
@@ -91,6 +94,11 @@ class LotSum:
             nothing = clipped_sum(torch.zeros(0, device=device), parameters, clip)
             tensors, count = dict(nothing.tensors), nothing.count
         return BoundedSum(tensors, self.bounds(parameters, clip), count)
+
+    def _note_slack(self, batch: BoundedSum, clip: Clip) -> None:
+        for exact, group in zip(clip.groups(batch.tensors), batch.groups, strict=True):
+            if math.isfinite(exact.bound):
+                self.slack = max(self.slack, group.bound / exact.bound - 1)
 
     def _compute(self) -> None:
         if self._later is not None:

@@ -32,6 +32,8 @@ class CapturedSum:
     inputs: list[Tensor]
     function: Callable[[list[Tensor]], list[Tensor]]
     total: BoundedSum
+    words: list[Tensor] | None
+    """The buffers of the batch, seen as 32-bit words."""
     filled: int | None = None
     """The rows that count by the mask in the buffer, where it is known."""
 
@@ -92,13 +94,16 @@ class Region:
     ) -> tuple[Placed | None, bool]:
         """Copy the batch into the buffers of its captured region; and whether no code of the model ran for that.
 
-        None where the batch must be run: it is not padded, not on a GPU, or its clipping bound moves from lot to lot.
+        None where the batch must be run: it is not padded, not on a GPU, asks for gradients of its own, or its clipping
+        bound moves from lot to lot.
         `state` stands for all else that the forward pass depends on; another value is captured anew.
         """
-        leaves = leaves_of(batch)
+        leaves = list(batch) if all(isinstance(part, Tensor) for part in batch) else leaves_of(batch)
         if handed.filled is None or isinstance(clip, QuantileClip):
             return None, False
-        if not (all(isinstance(leaf, Tensor) for leaf in leaves) and graphs.possible(leaves)):
+        if not all(isinstance(leaf, Tensor) and not leaf.requires_grad for leaf in leaves):
+            return None, False
+        if not graphs.possible(leaves):
             return None, False
         owned = list(parameters.values())
         traits = [(leaf.shape, leaf.dtype, leaf.device) for leaf in leaves]
@@ -151,19 +156,34 @@ class Region:
         function = compiled(sums, inputs) if self._compile else sums
         graphs.warm_up(lambda: function(inputs), 1)
         recording, tensors = graphs.record(lambda: function(inputs))
-        return CapturedSum(recording, inputs, function, BoundedSum(dict(zip(parameters, tensors, strict=True)), groups))
+        total = BoundedSum(dict(zip(parameters, tensors, strict=True)), groups)
+        return CapturedSum(recording, inputs, function, total, _words(inputs[:-1]))
 
 
 def _fill(region: CapturedSum, leaves: Sequence[Tensor], handed: Handed) -> None:
-    assert handed.filled is not None
-    if handed.untouched and region.filled == handed.filled:
+    if not handed.untouched or region.filled != handed.filled:
+        region.filled = None  # unknown if anything below fails
+        mask = rows_that_count(handed, region.inputs[-1].device)
+        assert mask is not None
+        region.inputs[-1].copy_(mask)
+        region.filled = handed.filled if handed.untouched else None
+    # One kernel for all, whatever their dtypes, where they can be seen as the same kind of words.
+    words = _words(leaves)
+    if region.words is None or words is None:
         torch._foreach_copy_(region.inputs[:-1], list(leaves))
-        return
-    region.filled = None
-    mask = rows_that_count(handed, region.inputs[-1].device)
-    assert mask is not None
-    torch._foreach_copy_(region.inputs, [*leaves, mask])
-    region.filled = handed.filled if handed.untouched else None
+    else:
+        torch._foreach_copy_(region.words, words)
+
+
+def _words(tensors: Sequence[Tensor]) -> list[Tensor] | None:
+    """The tensors seen as 32-bit words; None where one of them cannot be."""
+    found = []
+    for tensor in tensors:
+        size = tensor.element_size()
+        if size != 4 and not (tensor.is_contiguous() and tensor.ndim and tensor.shape[-1] * size % 4 == 0):
+            return None
+        found.append(tensor.view(torch.int32))
+    return found
 
 
 def _state(parameters: Sequence[nn.Parameter]) -> list[int]:

@@ -244,7 +244,8 @@ class Lot:
     def split(self, size: int) -> list[torch.Tensor]:
         if isinstance(size, bool) or not isinstance(size, int) or size < 1:
             raise ValueError(f"a physical batch holds a whole number of examples >= 1, got {size!r}")
-        return list(torch.split(torch.from_numpy(self.indices), size)) if len(self.indices) else []
+        indices = torch.from_numpy(self.indices)
+        return [indices] if 0 < len(self.indices) <= size else list(torch.split(indices, size)) if len(indices) else []
 
     def pieces(self, size: int) -> list[torch.Tensor]:
         """As `split`, with the last batch cut at a multiple of sqrt(size): then it has few sizes, not up to `size`."""

@@ -61,6 +61,7 @@ def _strip(size: int, device: torch.device | str) -> Tensor:
 
 def padded(index: Tensor, size: int) -> PaddedBatch:
     """The index filled up to `size` rows by example 0, masked."""
-    full = np.zeros(size, np.int64)
+    full, mask = np.zeros(size, np.int64), np.zeros(size, np.bool_)
     full[: len(index)] = index.numpy()
-    return PaddedBatch(torch.from_numpy(full), first_rows(len(index), size).clone())
+    mask[: len(index)] = True
+    return PaddedBatch(torch.from_numpy(full), torch.from_numpy(mask))

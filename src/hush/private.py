@@ -97,7 +97,9 @@ class Private:
             self._clear_gradients()
             self._parameters = self._guard.begin_lot()
             self._lot = self._course.next_lot()
-            self._releaser.prepare(self._due())
+            step = self._course.step
+            self._due = Due(self._parameters, self._clip.at(step), self._course.noise(), step)
+            self._releaser.prepare(self._due)
             yield self._lot
 
     def backward(self, losses: Tensor, mask: Tensor | None = None, *, copies: int = 1) -> None:
@@ -113,7 +115,7 @@ class Private:
         if copies > 1:
             losses = losses.reshape(handed.rows, copies).mean(1)
         mask = rows_that_count(handed._replace(wanted=mask), losses.device)
-        clip, unused = self._clip.at(self._course.step), not self._selfcheck
+        clip, unused = self._due.clip, not self._selfcheck
         batch = clipped_sum(losses, self._parameters, clip, mask=mask, rows=handed.size, allow_unused=unused)
         self._sum.add(batch, clip)
         self._open_lot("backward").in_hand = None
@@ -122,13 +124,12 @@ class Private:
         """Release the lot's sum with noise, divided by L, as the gradient, and let the optimizer use it."""
         self._open_lot("step")
         check_optimizer(optimizer, self._parameters.values())
-        due = self._due()
-        update = self._releaser.captured(optimizer, self._sum, due)
+        update = self._releaser.captured(optimizer, self._sum, self._due)
         if update is not None:
             self._close_lot()  # before the noise is used: whatever happens, it is never drawn again
             update()
             return
-        deviations, following = self._releaser.release(self._sum, due)
+        deviations, following = self._releaser.release(self._sum, self._due)
         self._clip = following or self._clip
         self._close_lot()  # before the optimizer: whatever happens there, this lot's noise is never drawn again
         if isinstance(optimizer, NoiseAware):
@@ -232,10 +233,6 @@ class Private:
             )
         return lot.in_hand
 
-    def _due(self) -> Due:
-        step = self._course.step
-        return Due(self._parameters, self._clip.at(step), self._course.noise(), step)
-
     def _close_lot(self) -> None:
         self._lot = None
         self._sum.clear()
@@ -265,7 +262,7 @@ class Captured:
             self._checked = True
         if mask is not None:
             handed = handed._replace(wanted=mask)
-        clip = run._clip.at(run._course.step)
+        clip = run._due.clip
         run._sum.keep()  # the region writes where it wrote before
         placed, replayed = self._region.place(run._parameters, clip, batch, handed, run._guard.state())
         if placed is None:

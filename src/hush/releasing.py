@@ -17,6 +17,7 @@ from hush.normals import Normals
 from hush.streams import Key
 from hush.update import PlannedRelease, Update
 
+_CORES = cpu_count() or 1
 _WORTH_PREPARING = 20_000  # numbers; below that handing them to another thread costs more than drawing them
 
 
@@ -59,10 +60,9 @@ class Releaser:
 
     def prepare(self, due: Due) -> None:
         """Let the noise of a lot be drawn while its gradients are computed, where a core is free for that."""
-        if torch.get_num_threads() >= (cpu_count() or 1):
-            return  # both would wait for each other: benchmarks/NOTES.md
-        if self._discrete or due.noise == 0 or any(p.device.type != "cpu" for p in due.parameters.values()):
-            return
+        on_cpu = not any(parameter.is_cuda for parameter in due.parameters.values())
+        if not on_cpu or self._discrete or due.noise == 0 or torch.get_num_threads() >= _CORES:
+            return  # without a free core both would wait for each other: benchmarks/NOTES.md
         count = sum(parameter.numel() for parameter in due.parameters.values())
         if count >= _WORTH_PREPARING:
             self._normals.prepare(due.step, count)

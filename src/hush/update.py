@@ -12,6 +12,7 @@ from hush import graphs, kernels
 from hush.capture import Placed
 from hush.noise import Part
 from hush.normals import Normals
+from hush.streams import this_process
 
 _WHOLE_BELOW = 1 << 22  # numbers; the step of a larger model takes so long that one launch more does not matter
 _MOST_PATIENCE = 64
@@ -56,7 +57,7 @@ class Update:
         `placed` is the lot's only batch, not computed yet: the update does that first.
         """
         placed.must_be_fresh()
-        key = _key(optimizer, parameters, planned, placed)
+        key = _key(optimizer, planned, placed)
         if key is None:
             return None
         if key != self._seen:
@@ -100,7 +101,8 @@ class _CapturedUpdate:
 def _capture(
     optimizer: torch.optim.Optimizer, parameters: Sequence[nn.Parameter], planned: PlannedRelease, placed: Placed
 ) -> _CapturedUpdate | None:
-    from hush.kernels.gaussian import Release, fits
+    from hush.kernels.gaussian import Release
+    from hush.kernels.table import fits
 
     parts = [Part(*pair, pair[0]) for pair in zip(planned.totals, planned.deviations, strict=True)]
     same = all(part.out.dtype == parameter.dtype for parameter, part in zip(parameters, parts, strict=True))
@@ -132,17 +134,16 @@ def _capture(
     return _CapturedUpdate(recording, release, list(zip(parameters, gradients, strict=True)), region is not None)
 
 
-def _key(
-    optimizer: torch.optim.Optimizer, parameters: Sequence[nn.Parameter], planned: PlannedRelease, placed: Placed
-) -> object:
+def _key(optimizer: torch.optim.Optimizer, planned: PlannedRelease, placed: Placed) -> object:
     """What a captured update depends on; None where a replay would not do what a call does."""
     if not (kernels.available() and graphs.possible(planned.totals) and _capturable(optimizer)):
         return None
     state = [value for values in optimizer.state.values() for value in values.values() if value is not None]
-    if not (all(isinstance(value, Tensor) for value in state) and (not state or graphs.possible(state))):
+    if state and not (all(isinstance(value, Tensor) for value in state) and graphs.possible(state)):
         return None
-    pointers = [tensor.data_ptr() for tensor in (*parameters, *planned.totals, *state)]
-    return optimizer, placed.region.recording, planned.normals.subkey(0), planned.scale, _settings(optimizer), pointers
+    addresses = [tensor.data_ptr() for tensor in state]
+    # A recording has its own sums and parameters; the key of the noise belongs to `normals` and the process.
+    return optimizer, placed.region.recording, planned.normals, this_process(), _settings(optimizer), addresses
 
 
 def _capturable(optimizer: torch.optim.Optimizer) -> bool:
@@ -160,13 +161,14 @@ def _capturable(optimizer: torch.optim.Optimizer) -> bool:
 
 
 def _settings(optimizer: torch.optim.Optimizer) -> list[object]:
-    return [_setting(value) for group in optimizer.param_groups for value in group.values()]
-
-
-def _setting(value: object) -> object:
-    """What a replay takes from a setting: the address of a tensor on the device, the value of anything else."""
-    if isinstance(value, list):  # the parameters of a group
-        return [id(one) for one in value]
-    if not isinstance(value, Tensor):
-        return value
-    return value.data_ptr() if graphs.possible([value]) else value.tolist()
+    """What a replay takes from the settings: addresses of tensors on the device, values of everything else."""
+    found: list[object] = []
+    for group in optimizer.param_groups:
+        for value in group.values():
+            if isinstance(value, list):  # the parameters of the group
+                found += map(id, value)
+            elif isinstance(value, Tensor):
+                found.append(value.data_ptr() if graphs.possible([value]) else value.tolist())
+            else:
+                found.append(value)
+    return found
