@@ -11,7 +11,7 @@ import pytest
 import torch
 from torch import Tensor
 
-import hush.private
+import hush.releasing
 import hush.sanitizer
 from hush.accounting import epsilon
 from hush.accounting.events import Gaussian, PoissonSampled
@@ -60,7 +60,7 @@ class Audit:
 @pytest.fixture
 def audit(monkeypatch: pytest.MonkeyPatch) -> Iterator[Audit]:
     watcher = Audit()
-    monkeypatch.setattr(hush.private, "add_noise", watcher)
+    monkeypatch.setattr(hush.releasing, "add_noise", watcher)
     monkeypatch.setattr(hush.sanitizer, "add_noise", watcher)
     yield watcher
     watcher.check()

@@ -5,6 +5,7 @@ from typing import TYPE_CHECKING
 
 from hush.accounting import rounded_up
 from hush.report.plots import bar_chart, line_chart, share_bar
+from hush.report.words import times
 
 if TYPE_CHECKING:
     from hush.report.statement import Statement
@@ -102,7 +103,7 @@ def _key_numbers(statement: "Statement") -> str:
     ]
     if statement.measured is not None:
         label = held_out["label"]
-        value = f"{statement.measured:.2%}" if label == "accuracy" else f"{statement.measured:.4g}"
+        value = f"{100 * statement.measured:.2f} %" if label == "accuracy" else f"{statement.measured:.4g}"
         numbers.insert(0, (value, f"{label} on {held_out['name']}"))
     return f'<div class="key">{"".join(f"<div><b>{a}</b><span>{escape(b)}</span></div>" for a, b in numbers)}</div>'
 
@@ -169,7 +170,7 @@ def _charts(statement: "Statement") -> list[str]:
 
 def _accesses(statement: "Statement") -> str:
     rows = "".join(
-        f"<tr><td>{escape(a.name)}</td><td>{escape(a.mechanism)}</td><td class=number>{a.times:,} times</td>"
+        f"<tr><td>{escape(a.name)}</td><td>{escape(a.mechanism)}</td><td class=number>{times(a.times)}</td>"
         f"<td class=number>{a.share:.1%} of the cost</td></tr>"
         for a in statement.accesses
     )

@@ -104,6 +104,15 @@ def noise_source(facts: Mapping[str, Any]) -> str:
     return f"{kind}, ChaCha20 keyed by the operating system; the key is written nowhere"
 
 
+def times(count: int) -> str:
+    """How often, in words.
+
+    >>> times(1), times(2000)
+    ('once', '2,000 times')
+    """
+    return "once" if count == 1 else f"{count:,} times"
+
+
 def outcome(statement: "Statement") -> Rows:
     facts = statement.facts
     rows = [("Ending", ENDINGS[facts["ended"]])]
@@ -111,10 +120,15 @@ def outcome(statement: "Statement") -> Rows:
         held_out = facts["held_out"]
         which = "best" if held_out["choose"] == "best" else "last"
         declared = "declared public" if held_out["public"] else "not covered by the guarantee"
-        rows.append((held_out["label"], f"{statement.measured:.4g} on {held_out['name']} ({declared}), {which} model"))
+        rows.append(
+            (
+                held_out["label"].capitalize(),
+                f"{statement.measured:.4g} on {held_out['name']} ({declared}), {which} model",
+            )
+        )
     rows += [
         ("Time", f"{facts['seconds']:.0f} s on {facts['device']}, physical batches of {facts['batch_size']}"),
-        ("Resumed", "never" if not facts["resumed"] else f"{facts['resumed']} times from checkpoints"),
+        ("Resumed", "never" if not facts["resumed"] else f"{times(facts['resumed'])} from checkpoints"),
     ]
     return tuple(rows)
 
