@@ -1,0 +1,57 @@
+"""Drawings and the whitening by them: no data in either, one example at a time, and the spread it promises."""
+
+import torch
+from torch.nn import functional as F
+
+from hush.drawings import Glyphs
+from hush.scattering import scatter
+from hush.whitening import GROUPS, drawn_whitening
+
+
+def drawn(count: int, seed: int) -> torch.Tensor:
+    alphabet = Glyphs(count, generator=torch.Generator().manual_seed(seed))
+    return alphabet.draw(torch.arange(count), generator=torch.Generator().manual_seed(seed + 1))
+
+
+def test_drawings_are_pictures_of_their_glyph() -> None:
+    """In [0, 1], with ink and paper, and nearer to another drawing of the same glyph than to one of the next."""
+    alphabet = Glyphs(40, generator=torch.Generator().manual_seed(0))
+    generator, which = torch.Generator().manual_seed(1), torch.arange(40)
+    first, again = (alphabet.draw(which, generator=generator, wobble=0.05) for _ in range(2))
+    assert first.shape == (40, 28, 28) and first.min() >= 0 and first.max() <= 1
+    ink = first.mean(dim=(1, 2))
+    assert ((ink > 0.01) & (ink < 0.5)).all() and not torch.equal(first, again)
+    a, b = (F.avg_pool2d(p[:, None], 4).flatten(1) for p in (first, again))
+    distances = torch.cdist(a, b)
+    assert distances.diagonal().mean() < 0.7 * distances.mean()
+
+
+def test_the_mean_is_gone_and_the_spread_is_as_promised() -> None:
+    """On other drawings than it was made from: mean near 0, mean square near 1, and rounder than before."""
+    features = scatter(drawn(200, 5))
+    before = F.group_norm(features, GROUPS).flatten(1)
+    for power, rounder in ((0.0, 1.0), (0.25, 3.0)):
+        after = drawn_whitening(power)(features).flatten(1).double()
+        assert 0.9 < after.square().mean() < 1.1
+        assert after.mean(dim=0).square().mean() < 0.03
+        assert share_of_first(after) < share_of_first(before) / rounder
+
+
+def share_of_first(rows: torch.Tensor) -> float:
+    """How much of the mean square of all rows lies in one direction."""
+    values = torch.linalg.eigvalsh(rows.double() @ rows.double().T)
+    return (values[-1] / values.sum()).item()
+
+
+def test_one_example_does_not_touch_another() -> None:
+    features = scatter(drawn(8, 9))
+    whole, whitening = drawn_whitening(0.25)(features), drawn_whitening(0.25)
+    for i in range(8):
+        torch.testing.assert_close(whole[i], whitening(features[i : i + 1])[0], rtol=1e-4, atol=1e-5)
+
+
+def test_the_same_whatever_was_drawn_before() -> None:
+    first = drawn_whitening(0.25)
+    drawn_whitening.cache_clear()
+    torch.manual_seed(321)
+    assert torch.equal(first.channels, drawn_whitening(0.25).channels)
