@@ -23,7 +23,7 @@ class DPSGD_Optimizer:
     def minimize(self, losses_of: Callable[[Tensor], Tensor], params: Mapping[str, nn.Parameter], lr: float) -> None:
         # Accumulate privacy spending before computing and using the gradients.
         self._accountant.accumulate(self.event)
-        (index,) = self._lots.draw(self._key.stream("lots", step=self._step))
+        index, *_ = self._lots.draw(self._key.stream("lots", step=self._step))  # it draws some ahead
         self._step += 1
         # Per-example gradients, clipped and added up; then noise.
         losses, most = losses_of(torch.from_numpy(index)), 2 * self._lots.expected_size
