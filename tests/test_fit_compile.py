@@ -47,6 +47,7 @@ class Watched:
                     raise self.failure
                 plain(*batch)
 
+            run.finish = plain.finish  # type: ignore[attr-defined]
             return run
 
         monkeypatch.setattr(self.private, "capture", watched)

@@ -119,7 +119,11 @@ class LotRunner:
         if self._trial is None:
             self._run(*parts)
         else:
-            self._trial(self._run, *parts)
+            self._trial(self._at_once, *parts)
+
+    def _at_once(self, *parts: Any) -> None:
+        self._run(*parts)
+        self._run.finish()  # a captured batch would else wait for the step
 
 
 def out_of_memory(error: Exception) -> bool:
