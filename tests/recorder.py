@@ -105,15 +105,18 @@ class Studio:
 
 def play_graphs_on_cpu(patch: pytest.MonkeyPatch) -> Studio:
     """From now on tensors on the CPU, single numbers aside, are captured as if they were on a GPU."""
-    from hush.kernels import gaussian
+    from hush.kernels import gaussian, table
 
-    studio = Studio()
+    studio, interpreted = Studio(), table.TableRelease.launch
 
-    def noted(release: gaussian.Release) -> None:
+    def launch(release: Any) -> None:
+        _launch(release) if isinstance(release, gaussian.Release) else interpreted(release)
+
+    def noted(release: Any) -> None:
         if Notes.active is None:
-            _launch(release)
+            launch(release)
         else:
-            Notes.active.calls.append(lambda: _launch(release))
+            Notes.active.calls.append(lambda: launch(release))
 
     def on_device(tensors: Iterable[Tensor]) -> bool:
         return all([tensor.ndim for tensor in tensors] or [0])
@@ -125,7 +128,7 @@ def play_graphs_on_cpu(patch: pytest.MonkeyPatch) -> Studio:
     patch.setattr(graphs, "record", studio.record)
     patch.setattr(graphs, "warm_up", run)
     patch.setattr(kernels, "available", lambda: True)
-    patch.setattr(gaussian.Release, "launch", noted)
+    patch.setattr(table.TableRelease, "launch", noted)
     return studio
 
 

@@ -112,7 +112,7 @@ def test_captured_steps_equal_plain_steps(kind: str, studio: Studio | None) -> N
         {"clip": FlatClip(lambda step: 1.0 + step // 4)},
         {"clip": QuantileClip(initial=1.0, count_noise=5.0)},
         {"noise_multiplier": 0.0},
-        {"noise": "discrete"},
+        {"noise": "discrete", "kind": "plain", "steps": 3},
     ],
     ids=["spilled", "sometimes", "empty", "noise", "clip", "two clips", "quantile", "no noise", "discrete"],
 )

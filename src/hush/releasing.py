@@ -9,10 +9,11 @@ from torch import Tensor, nn
 
 from hush.accumulation import LotSum
 from hush.capture import Placed
-from hush.discrete import add_discrete_noise
+from hush.discrete import add_discrete_noise, grid_deviations
 from hush.gradients.bounded import BoundedSum
 from hush.gradients.clip import Clip, QuantileClip
-from hush.noise import add_noise, standard_deviations
+from hush.integers import OnGrid
+from hush.noise import add_noise, check_release, standard_deviations
 from hush.normals import Normals
 from hush.streams import Key
 from hush.update import PlannedRelease, Update
@@ -35,7 +36,7 @@ class _Scaled(NamedTuple):
 
     tensors: Mapping[str, Tensor]
     reasons: tuple[Clip, float, float]
-    deviations: Sequence[float]
+    deviations: Sequence[float] | Sequence[OnGrid]
 
 
 class Releaser:
@@ -91,15 +92,21 @@ class Releaser:
     def captured(self, optimizer: torch.optim.Optimizer, lot: LotSum, due: Due) -> Callable[[], None] | None:
         """Noise and update as one launch, where the lot's sum belongs to a captured region; None where it does not.
 
-        Discrete noise, noise multiplier 0 and adaptive bounds are not captured.
+        A sum without noise is not captured.
         """
         placed = lot.put_off
-        if not isinstance(placed, Placed) or self._discrete or due.noise == 0 or isinstance(due.clip, QuantileClip):
+        if not isinstance(placed, Placed) or due.noise == 0:
             return None
         tensors, reasons = placed.total.tensors, (due.clip, due.noise, lot.slack)
         if self._scaled is None or self._scaled.tensors is not tensors or self._scaled.reasons != reasons:
-            deviations = standard_deviations(BoundedSum(tensors, lot.bounds(due.parameters, due.clip)), due.noise)
-            self._scaled = _Scaled(tensors, reasons, [deviations[name] for name in tensors])
+            total = BoundedSum(tensors, lot.bounds(due.parameters, due.clip))
+            check_release(total, due.noise, 1 / self._expected_size)
+            if self._discrete:
+                on_grids = grid_deviations(total, due.noise)
+                self._scaled = _Scaled(tensors, reasons, [on_grids[name] for name in tensors])
+            else:
+                deviations = standard_deviations(total, due.noise)
+                self._scaled = _Scaled(tensors, reasons, [deviations[name] for name in tensors])
         planned = PlannedRelease(
             list(tensors.values()), self._scaled.deviations, 1 / self._expected_size, self._normals, due.step
         )

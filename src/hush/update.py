@@ -10,7 +10,7 @@ from torch.optim import optimizer as torch_optimizer
 
 from hush import graphs, kernels
 from hush.capture import Placed
-from hush.noise import Part
+from hush.integers import OnGrid
 from hush.normals import Normals
 from hush.streams import this_process
 
@@ -19,10 +19,13 @@ _MOST_PATIENCE = 64
 
 
 class PlannedRelease(NamedTuple):
-    """What is released in a step: (total + deviation * normal numbers of the step) * scale, tensor by tensor."""
+    """What is released in a step: (total + deviation * normal numbers of the step) * scale, tensor by tensor.
+
+    With deviations on a grid as integers on that grid.
+    """
 
     totals: Sequence[Tensor]
-    deviations: Sequence[float]
+    deviations: Sequence[float] | Sequence[OnGrid]
     scale: float
     normals: Normals
     step: int
@@ -82,7 +85,7 @@ class _CapturedUpdate:
         self._release = release
         self._gradients = gradients
         self._whole = whole
-        self._on_device: tuple[int, Sequence[float]] | None = None
+        self._on_device: tuple[int, object] | None = None
 
     def run(self, planned: PlannedRelease, placed: Placed) -> None:
         """Compute the sums, add the noise of the step, and update."""
@@ -101,14 +104,9 @@ class _CapturedUpdate:
 def _capture(
     optimizer: torch.optim.Optimizer, parameters: Sequence[nn.Parameter], planned: PlannedRelease, placed: Placed
 ) -> _CapturedUpdate | None:
-    from hush.kernels.gaussian import Release
-    from hush.kernels.table import fits
-
-    parts = [Part(*pair, pair[0]) for pair in zip(planned.totals, planned.deviations, strict=True)]
-    same = all(part.out.dtype == parameter.dtype for parameter, part in zip(parameters, parts, strict=True))
-    if not (same and fits(parts)):
+    release = _release(parameters, planned)
+    if release is None:
         return None
-    release = Release(parts, scale=planned.scale, subkey=planned.normals.subkey(0), step=planned.step)
     region = placed.region if sum(p.numel() for p in parameters) < _WHOLE_BELOW else None
 
     def step() -> list[Tensor]:
@@ -132,6 +130,22 @@ def _capture(
             parameter.grad = None  # nothing was computed yet
         placed.accept_parameters()  # recording counts as a change
     return _CapturedUpdate(recording, release, list(zip(parameters, gradients, strict=True)), region is not None)
+
+
+def _release(parameters: Sequence[nn.Parameter], planned: PlannedRelease) -> Any:
+    """The kernel's launch, in place; None where one launch cannot serve all tensors."""
+    from hush.kernels import discrete, gaussian
+    from hush.kernels.table import fits
+
+    totals, deviations = planned.totals, planned.deviations
+    parts = list(zip(totals, deviations, totals, strict=True))
+    if not fits(parts) or any(total.dtype != p.dtype for total, p in zip(totals, parameters, strict=True)):
+        return None
+    on_grids = [deviation for deviation in deviations if isinstance(deviation, OnGrid)]
+    if on_grids and not discrete.can_draw(on_grids):
+        return None
+    kind: Any = discrete.Release if on_grids else gaussian.Release
+    return kind(parts, scale=planned.scale, subkey=planned.normals.subkey(0), step=planned.step)
 
 
 def _key(optimizer: torch.optim.Optimizer, planned: PlannedRelease, placed: Placed) -> object:

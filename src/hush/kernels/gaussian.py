@@ -17,6 +17,7 @@ from hush.kernels.chacha20 import LANES, chacha20_words
 from hush.kernels.table import Table, TableRelease, first_tensors, fits
 from hush.normals import RUN, half_of
 
+_FEW_LANES = 32
 _RUN = tl.constexpr(RUN)
 
 
@@ -92,7 +93,7 @@ class Release(TableRelease[float]):
     def _launch(self) -> None:
         _release[(self._programs,)](
             self._table, self._first, self._count, len(self._sizes), self._scale,
-            Total=self._types[0], Out=self._types[1], lanes=LANES,
+            Total=self._types[0], Out=self._types[1], lanes=_lanes(self._count),
         )  # fmt: skip
 
 
@@ -111,11 +112,16 @@ def release(parts: Sequence[tuple[Tensor, float, Tensor]], *, scale: float, subk
         out.copy_(released)
 
 
+def _lanes(count: int) -> int:
+    """Blocks of the keystream in a program: few where the numbers would not fill the GPU otherwise."""
+    return LANES if count >= 1 << 20 else _FEW_LANES
+
+
 @functools.lru_cache(maxsize=16)
 def _first_segments(sizes: tuple[int, ...], device: torch.device) -> tuple[int, Tensor]:
     """How many programs a draw of these sizes needs, and the first tensor that each program's two halves touch."""
     firsts = []
     for run in range(0, sum(sizes), RUN):
         half = half_of(min(RUN, sum(sizes) - run))
-        firsts += [place for at in range(run, run + half, 16 * LANES) for place in (at, at + half)]
+        firsts += [place for at in range(run, run + half, 16 * _lanes(sum(sizes))) for place in (at, at + half)]
     return len(firsts) // 2, first_tensors(sizes, firsts, device)
