@@ -4,6 +4,7 @@ import copy
 import itertools
 import os
 import pickle
+import sys
 from collections.abc import Callable
 
 import numpy as np
@@ -81,6 +82,29 @@ def test_without_cryptography_the_stream_is_the_same(monkeypatch: pytest.MonkeyP
     fast = Key.from_seed(1).stream("x").bytes(1000)
     monkeypatch.setattr(chacha20, "_openssl_cipher", lambda: None)
     assert Key.from_seed(1).stream("x").bytes(1000) == fast
+
+
+@pytest.mark.parametrize("size", [1, 64, 100, 3 * 2**18 + 5])
+def test_hashlibs_openssl_gives_the_same_bytes(size: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    cipher = chacha20._hashlibs_cipher()
+    if cipher is None:
+        pytest.skip("this Python's hashlib has no OpenSSL whose functions can be called")
+    for block in (0, 2**32 - 3, 2**62):
+        expected = keystream(chacha20._fill_numpy, bytes(range(32)), 2**63 + 1, block, size)
+        with monkeypatch.context() as patch:
+            patch.setattr(chacha20, "_openssl_cipher", lambda: cipher)
+            assert keystream(chacha20._fill_openssl, bytes(range(32)), 2**63 + 1, block, size) == expected
+
+
+def test_an_openssl_that_gives_other_bytes_is_not_used(monkeypatch: pytest.MonkeyPatch) -> None:
+    real = chacha20._Encryptor.update_into
+    monkeypatch.setattr(chacha20._Encryptor, "update_into", lambda self, data, out: real(self, b"x" + data[1:], out))
+    assert chacha20._hashlibs_cipher() is None
+    monkeypatch.setattr(chacha20._Encryptor, "update_into", lambda self, data, out: 1 / 0)
+    with pytest.raises(ZeroDivisionError):
+        chacha20._hashlibs_cipher()
+    monkeypatch.setitem(sys.modules, "_hashlib", None)
+    assert chacha20._hashlibs_cipher() is None, "a Python without OpenSSL"
 
 
 @pytest.mark.parametrize("sizes", [[1] * 200, [63, 2, 64, 0, 71], [200], [65, 135]])
