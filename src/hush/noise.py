@@ -123,11 +123,8 @@ def place_for(total: Tensor, out: Tensor | None) -> Tensor:
 
 
 def _release(parts: Sequence[Part], scale: float, numbers: Floats) -> None:
-    start = 0
-    for part in parts:
-        end = start + part.total.numel()
-        noise = torch.from_numpy(numbers[start:end]).view(part.total.shape).to(part.total.device)
+    noises = torch.from_numpy(numbers).to(parts[0].total.device).split([part.total.numel() for part in parts])
+    for part, noise in zip(parts, noises, strict=True):
         # Two passes, and one rounding into the dtype of `out`.
         noise.mul_(part.deviation * scale)
-        torch.add(noise, part.total, alpha=scale, out=part.out)
-        start = end
+        torch.add(noise.view(part.total.shape), part.total, alpha=scale, out=part.out)

@@ -31,8 +31,9 @@ class Clip(ABC):
 
     def factors(self, squared_norms: Tensor, bound: float) -> Tensor:
         """[batch] -> [batch]: the factor of each example, at most bound / norm; zero for what is not finite."""
-        factors = torch.ones_like(squared_norms) if bound == math.inf else bound / squared_norms.sqrt().clamp(min=bound)
-        return torch.where(squared_norms.isfinite(), factors, 0)
+        if bound == math.inf:
+            return squared_norms.isfinite().to(squared_norms.dtype)
+        return (bound / squared_norms.sqrt().clamp(min=bound)).nan_to_num(nan=0.0)
 
     def below(self, squared_norms: Tensor, bound: float) -> Tensor | None:
         """[batch]: what each example adds to the count of an adaptive bound, at most 1/2 in size."""

@@ -1,10 +1,11 @@
 """losses -> BoundedSum: the clipped sum of per-example gradients from one backward pass without parameter gradients."""
 
 import warnings
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager, ExitStack
 from dataclasses import replace
 from functools import partial
+from math import isfinite
 from typing import Any
 
 import torch
@@ -88,21 +89,24 @@ def squared_norms(losses: Tensor, params: Mapping[str, Tensor], *, allow_unused:
         return {name: found[name].squared_norms() if name in found else none for name in params}
 
 
-@contextmanager
-def _quiet(losses: Tensor) -> Iterator[None]:
+def _quiet(losses: Tensor) -> AbstractContextManager[object]:
     """No graph of our own, and no autocast: norms and sums stay in fp32 even where the forward pass was under it."""
-    with torch.no_grad(), torch.autocast(losses.device.type, enabled=False):
-        yield
+    if not torch.is_autocast_enabled(losses.device.type):
+        return torch.no_grad()
+    both = ExitStack()
+    both.enter_context(torch.no_grad())
+    both.enter_context(torch.autocast(losses.device.type, enabled=False))
+    return both
 
 
 def _weights(factors: Tensor, squared: Tensor, mask: Tensor | None) -> Weights:
     if mask is not None:
         factors = factors * mask.to(factors.dtype)
-    silent = ~squared.isfinite()
     # On the CPU a look at the values costs nothing, and saves a pass over all activations. A traced step has no values.
-    if silent.device.type == "cpu" and torch._C._len_torch_dispatch_stack() == 0 and not bool(silent.any()):
+    # A sum of numbers >= 0 is finite only if all of them are.
+    if squared.device.type == "cpu" and torch._C._len_torch_dispatch_stack() == 0 and isfinite(squared.sum().item()):
         return Weights(factors)
-    return Weights(factors, silent)
+    return Weights(factors, ~squared.isfinite())
 
 
 def _count(values: Tensor) -> BoundedSum:

@@ -32,7 +32,7 @@ class Graph:
     leaves: Mapping[int, str]
     """Node index -> name of the parameter that it stands for."""
     batch: int
-    traits: tuple[object, ...]
+    traits: tuple[tuple[Any, ...], ...]
     """For each node the shapes, dtypes and devices of its outputs, and its whole-number arguments."""
     key: object
     """Equal for two graphs if and only if nodes, edges, shapes, dtypes, whole-number arguments and leaves are equal."""
@@ -41,7 +41,7 @@ class Graph:
         return GradientEdge(self.nodes[node], output)
 
     def shape(self, node: int, output: int) -> tuple[int, ...]:
-        return tuple(self.nodes[node]._input_metadata[output].shape)
+        return self.traits[node][0][output][0]
 
     def saved(self, node: int, attribute: str) -> Any:
         return getattr(self.nodes[node], "_saved_" + attribute, None)
@@ -111,7 +111,7 @@ def _leaves(nodes: list[Node], names: tuple[str, ...], params: Mapping[str, Tens
     return leaves
 
 
-def _traits(node: Node) -> tuple[object, ...]:
+def _traits(node: Node) -> tuple[Any, ...]:
     """Shapes and dtypes of the outputs, and every saved argument that is a whole number or several."""
     outputs = tuple([(tuple(data.shape), data.dtype, data.device) for data in node._input_metadata])
     return (outputs, *[_whole(getattr(node, attribute)) for attribute in _arguments(type(node))])

@@ -6,6 +6,7 @@ from functools import cached_property
 import torch
 from torch import Tensor
 
+from hush.gradients.affine import ONE_CHAIN, Affine, Bias, one_row, squared
 from hush.gradients.cuda_products import on_matrix_units
 from hush.gradients.cuda_rows import FusedRows, fused_rows
 from hush.gradients.site import (
@@ -29,8 +30,6 @@ TINY = 1e-28
 
 _KEEP_BYTES = 1 << 28
 """Per-example products of one layer are kept up to this size; larger ones are only taken for their norms."""
-_ONE_CHAIN = 640
-"""Examples of one row that are added up by one product; more than that in blocks, which take another pass."""
 
 
 @dataclass(frozen=True)
@@ -45,6 +44,8 @@ class Products(Contribution):
     """Where the examples lie among the rows (dim 0)."""
     transposed: bool
     """Whether the tensor is [i, j]; if not, it is [j, i]."""
+    layer: Affine | None = None
+    """Where a bias with the same rows is summed together with this."""
 
     @property
     def terms(self) -> int:
@@ -67,13 +68,13 @@ class Products(Contribution):
         if self._fused is not None:
             return self._fused.additions(batch)
         if self._length == 1:
-            return blocked_additions(batch, BLOCK if self._half else _ONE_CHAIN)
+            return blocked_additions(batch, BLOCK if self._half else ONE_CHAIN)
         return super().additions(batch) if self._kept is None else blocked_additions(batch, BLOCK)
 
     @property
     def _in_blocks(self) -> bool:
         """Whether the examples, of one row each, are added up in blocks: the bound on rounding grows with chains."""
-        return self._length == 1 and (self._half or self.layout.batch > _ONE_CHAIN)
+        return self._length == 1 and (self._half or self.layout.batch > ONE_CHAIN)
 
     @property
     def _half(self) -> bool:
@@ -93,6 +94,11 @@ class Products(Contribution):
         return i * j <= self._length * (i + j) and 4 * self.layout.batch * i * j <= _KEEP_BYTES
 
     @property
+    def alone_on_cpu(self) -> bool:
+        """Whether each example has one row, and all of them lie on a CPU."""
+        return self._length == 1 and self.gradients.device.type == "cpu"
+
+    @property
     def _length(self) -> int:
         order = self.layout.order
         return self.layout.outer * self.layout.inner if order is None else order.shape[1]
@@ -101,11 +107,6 @@ class Products(Contribution):
     def split(self) -> tuple[Tensor, Tensor]:
         """[batch, T, i] and [batch, T, j], in fp32 or wider."""
         return wide(self.layout.split(self.inputs, 0)), wide(self.layout.split(self.gradients, 0))
-
-    @cached_property
-    def squared_gradients(self) -> Tensor:
-        """[batch]: of examples with one row each, the squared norms of the gradients."""
-        return squared(self.layout.split(self.gradients, 0)[:, 0])
 
     @cached_property
     def _kept(self) -> Tensor | None:
@@ -128,9 +129,11 @@ class Products(Contribution):
         return torch.bmm(inputs, inputs.transpose(1, 2)), torch.bmm(gradients, gradients.transpose(1, 2))
 
     def squared_norms(self) -> Tensor:
+        if self.layer is not None:
+            return (self.layer.squared_inputs + TINY) * (self.layer.squared_gradients + TINY)
         if self._length == 1:
-            of_inputs = squared(self.layout.split(self.inputs, 0)[:, 0])
-            return (of_inputs + TINY) * (self.squared_gradients + TINY)
+            of_inputs, of_gradients = (squared(one_row(rows, self.layout)) for rows in (self.inputs, self.gradients))
+            return (of_inputs + TINY) * (of_gradients + TINY)
         if self._fused is not None:
             return self._fused.squared_norms()
         if self._kept is not None:
@@ -157,7 +160,9 @@ class Products(Contribution):
         return (of_inputs * of_gradients).sqrt().sum(-1).square()
 
     def weighted_sum(self, weights: Weights) -> Tensor:
-        if self._fused is not None:
+        if self.layer is not None:
+            total = self.layer.sums(weights)[0]
+        elif self._fused is not None:
             total = self._fused.weighted_sum(weights)
         elif self._length > 1 and self._kept is not None:
             total = Stored(self._kept).weighted_sum(weights)
@@ -197,12 +202,6 @@ class Products(Contribution):
         return replace(self, transposed=not self.transposed)
 
 
-def squared(rows: Tensor) -> Tensor:
-    """[batch, ..] -> [batch]: squared norms, summed in fp32 or wider."""
-    kind = rows.dtype if rows.dtype == torch.float64 else torch.float32
-    return torch.linalg.vector_norm(rows, dim=-1, dtype=kind).square()
-
-
 def join(parts: list[Products]) -> Products:
     """One contribution for several calls of the same matrix: the rows one after another, so that cross terms count."""
     first = parts[0]
@@ -220,18 +219,18 @@ def _addmm(site: Site) -> dict[int, Contribution] | None:
     found = _products(site, first=1, scale=site.saved["alpha"])
     if found is None or 0 not in site.wanted:
         return found
-    shape = site.shapes[0]
+    shape, weight = site.shapes[0], found.get(2)
     if shape is None or len(shape) > 2 or site.layout.dim != 0 or (len(shape) == 2 and shape[0] != 1):
         return None
+    unscaled = site.saved["alpha"] == site.saved["beta"] == 1
+    if isinstance(weight, Products) and weight.alone_on_cpu and unscaled and shape == site.grad.shape[1:]:
+        layer = Affine(weight.inputs, weight.gradients, weight.layout)
+        return found | {0: Bias(layer), 2: replace(weight, layer=layer)}
     bias = site.layout.split(site.grad)
     bias = wide(bias[:, 0]) if bias.shape[1] == 1 else bias.sum(1, dtype=wide(bias[:0]).dtype)
     if shape[-1] == 1 != bias.shape[-1]:
         bias = bias.sum(-1, keepdim=True)
-    weight, beta = found.get(2), site.saved["beta"]
-    values = _scaled(bias, beta).view(-1, *shape)
-    same = isinstance(weight, Products) and beta == site.saved["alpha"] == 1 and bias.shape == site.grad.shape
-    found[0] = Stored(values, weight.squared_gradients) if same and isinstance(weight, Products) else Stored(values)
-    return found
+    return found | {0: Stored(_scaled(bias, site.saved["beta"]).view(-1, *shape))}
 
 
 def _mm(site: Site) -> dict[int, Contribution] | None:

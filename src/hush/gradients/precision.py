@@ -67,12 +67,16 @@ def upper_squared_norms(parts: list[tuple[Contribution, tuple[int, ...]]]) -> Te
     errors: list[Tensor] = []
     mixed: list[Tensor] = []
     relative = 0.0
+    rounding: dict[bool, float] = {}
     for contribution, shape in parts:
         norms.append(contribution.squared_norms())
         dtype, terms = norms[-1].dtype, contribution.terms
         of_norm = gamma(contribution.chain(shape) + len(parts) + 8, dtype)
-        rounding = 0.0 if dtype == torch.float64 else product_unit(norms[-1].device, contribution.convolves)
-        of_sum = 2.1 * (gamma(terms + 3, dtype) + rounding + contribution.rounded)
+        convolves = contribution.convolves
+        if convolves not in rounding:
+            rounding[convolves] = product_unit(norms[-1].device, convolves)
+        of_product = 0.0 if dtype == torch.float64 else rounding[convolves]
+        of_sum = 2.1 * (gamma(terms + 3, dtype) + of_product + contribution.rounded)
         if terms == 1:
             relative = max(relative, of_norm + of_sum)
         else:
