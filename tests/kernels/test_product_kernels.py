@@ -68,7 +68,7 @@ def test_an_example_without_weight_is_not_even_read() -> None:
     assert norms.isfinite().tolist() == [True, False, True]
 
 
-@pytest.mark.parametrize("length, inputs, outputs", [(40, 24, 70), (70, 33, 20)])
+@pytest.mark.parametrize("length, inputs, outputs", [(40, 24, 72), (70, 32, 24), (130, 16, 400), (40, 16, 4200)])
 def test_norms_from_pairs_of_rows(length: int, inputs: int, outputs: int) -> None:
     torch.manual_seed(0)
     x, g = halves(3, length, inputs), halves(3, length, outputs)

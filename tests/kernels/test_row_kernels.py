@@ -8,9 +8,8 @@ pytest.importorskip("triton")
 
 from hush.gradients import FlatClip, clipped_sum, linear
 from hush.gradients.cuda_rows import FusedRows
-from hush.gradients.site import Weights
+from hush.gradients.site import Stored, Weights
 from hush.kernels import rows
-from hush.kernels.products import aligned
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 HALF = torch.float16  # the interpreter multiplies no bfloat16
@@ -78,7 +77,7 @@ def test_a_contribution_of_rows_that_need_padding(i: int, j: int, by_pairs: bool
     assert total.shape == (j, i)
     torch.testing.assert_close(total.double(), torch.einsum("b,bji->ji", factors.double(), want), rtol=1e-5, atol=1e-4)
     torch.testing.assert_close(part.per_example().double(), want, rtol=1e-5, atol=1e-4)
-    assert rows.serves(aligned(x), aligned(g)) is (i > 128)
+    assert rows.serves(rows.aligned(x), rows.aligned(g)) is (i > 128)
 
 
 class Network(nn.Module):
@@ -117,3 +116,16 @@ def test_clipped_sums_with_the_kernels_equal_those_without(by_pairs: bool, monke
     for one in range(5):
         alone = total(0.01, torch.arange(5, device=DEVICE) == one)
         assert sum(float(t.double().square().sum()) for t in alone.values()) <= 0.01**2
+
+
+def test_large_stored_gradients_are_summed_by_the_kernel(monkeypatch: pytest.MonkeyPatch) -> None:
+    torch.manual_seed(0)
+    stored = Stored(torch.randn(4, 30, 20, device=DEVICE))
+    assert not stored._in_one_pass, "small ones are not worth a launch"
+    silent = torch.tensor([False, True, False, False], device=DEVICE)
+    weights = Weights(torch.rand(4, device=DEVICE) * ~silent, silent)
+    want = stored.weighted_sum(weights)
+    monkeypatch.setattr(Stored, "_in_one_pass", True)
+    torch.testing.assert_close(stored.weighted_sum(weights), want, rtol=1e-6, atol=1e-6)
+    stored.values[1, 3] = float("nan")
+    torch.testing.assert_close(stored.weighted_sum(weights), want, rtol=1e-6, atol=1e-6)

@@ -33,8 +33,11 @@ class FusedRows(Contribution):
         return True
 
     def chain(self, shape: tuple[int, ...]) -> int:
+        from hush.kernels.grams import longest_chain
+
+        length, i, j = *self.inputs.shape[1:], self.gradients.shape[2]
         # Matrix units cut off where others round: twice the unit of a sum.
-        return 2 * (2 * self.inputs.shape[1] + sum(shape))
+        return 2 * (longest_chain(len(self.inputs), length, i, j) if self.by_pairs else 2 * length + sum(shape))
 
     def additions(self, batch: int) -> float:
         from hush.kernels.products import LONGEST
@@ -43,7 +46,7 @@ class FusedRows(Contribution):
 
     @cached_property
     def _aligned(self) -> tuple[Tensor, Tensor]:
-        from hush.kernels.products import aligned
+        from hush.kernels.rows import aligned
 
         return aligned(self.inputs), aligned(self.gradients)
 
@@ -91,6 +94,9 @@ class FusedRows(Contribution):
 
 
 def fused_rows(inputs: Tensor, gradients: Tensor) -> FusedRows:
-    """For [batch, T, i] and [batch, T, j]; norms in the faster way: pairs of rows run at half the speed."""
+    """For [batch, T, i] and [batch, T, j]; norms from pairs of rows where that is several times less work.
+
+    Rounding of inner products is relative to the mass of the rows, up to T times the squared norm, and lowers factors.
+    """
     length, i, j = inputs.shape[1], inputs.shape[2], gradients.shape[2]
-    return FusedRows(inputs, gradients, by_pairs=1.5 * length * (i + j) < i * j)
+    return FusedRows(inputs, gradients, by_pairs=4 * length * (i + j) < i * j)

@@ -26,8 +26,12 @@ import torch
 from torch import Tensor
 from torch.autograd.graph import Node
 
+from hush import kernels
+
 BLOCK = 256
 """Examples whose stored gradients are added up in one chain, at most; blocks are added up afterwards."""
+_ONE_PASS = 1 << 16
+"""Entries of a stored gradient from which on a kernel of our own sums them up on a GPU."""
 RHO = 16.0
 """Rows of one example may cancel to 1/16 of their mass; what cancels further is clipped as if it did not."""
 
@@ -282,9 +286,22 @@ class Stored(Contribution):
         return squares
 
     def weighted_sum(self, weights: Weights) -> Tensor:
+        if self._in_one_pass:
+            from hush.kernels.stored import weighted_rows
+
+            values = self.values.flatten(1).contiguous()
+            block = -(-len(values) // -(-len(values) // BLOCK))
+            return add_blocks([weighted_rows(values, weights.factors, block)]).view(self.values.shape[1:])
         values = weights.clean(self.values)
         factors = weights.factors.to(values.dtype)
         return blocked_sum(factors, values.flatten(1) if values.dim() > 1 else values[:, None]).view(values.shape[1:])
+
+    @property
+    def _in_one_pass(self) -> bool:
+        """Whether the kernel of a GPU sums them up, which reads large gradients once and silent ones not at all."""
+        values = self.values
+        large = values.is_cuda and values.dtype == torch.float32 and values[:1].numel() >= _ONE_PASS
+        return large and kernels.available()
 
     def additions(self, batch: int) -> float:
         return blocked_additions(batch, BLOCK)

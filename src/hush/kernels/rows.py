@@ -35,23 +35,31 @@ def _row_squares(  # type: ignore[no-untyped-def]
 ):  # fmt: skip
     program = tl.program_id(0).to(tl.int64)
     programs = tl.num_programs(0)
-    start = (program * units // programs).to(tl.int32)
+    unit = (program * units // programs).to(tl.int32)
     stop = ((program + 1) * units // programs).to(tl.int32)
     across = tl.cdiv(width, BC)
     tiles = across * tl.cdiv(outputs, BJ)
     steps = tl.cdiv(length, BP)
+    example = unit // tiles
+    left = (unit % tiles % across) * BC
+    top = (unit % tiles // across) * BJ
+    row = 0
     values = tl.zeros([BJ, BC], tl.float32)
-    for at in tl.range(0, (stop - start) * steps, num_stages=STAGES):
-        unit = start + at // steps
-        row = (at % steps) * BP
-        example = unit // tiles
-        tile = unit % tiles
-        x = inputs.load([example, row, (tile % across) * BC]).reshape(BP, BC)
-        g = gradients.load([example, row, (tile // across) * BJ]).reshape(BP, BJ)
+    for _ in tl.range(0, (stop - unit) * steps, num_stages=STAGES):
+        x = inputs.load([example, row, left]).reshape(BP, BC)
+        g = gradients.load([example, row, top]).reshape(BP, BJ)
         values = tl.dot(tl.trans(g), x, values)
-        if at % steps == steps - 1:
+        ends = row + BP >= length
+        if ends:
             tl.store(squares + unit, tl.sum(tl.sum(values * values, axis=1), axis=0))
             values = tl.zeros([BJ, BC], tl.float32)
+        row = tl.where(ends, 0, row + BP)
+        unit = tl.where(ends, unit + 1, unit)
+        left = tl.where(ends, left + BC, left)
+        top = tl.where(left >= width, top + BJ, top)
+        left = tl.where(left >= width, 0, left)
+        example = tl.where(top >= outputs, example + 1, example)
+        top = tl.where(top >= outputs, 0, top)
 
 
 @triton.jit
@@ -65,31 +73,40 @@ def _row_sums(  # type: ignore[no-untyped-def]
     stop = ((program + 1) * units // programs).to(tl.int32)
     across = tl.cdiv(width, BC)
     steps = tl.cdiv(length, BP)
+    count = stop - start
+    example = start % examples
+    left = (start // examples % across) * BC
+    top = (start // examples // across) * BJ
+    begin = tl.where(example == 0, -1, (examples - example) * steps)  # before this, tiles are not ours alone
+    stop = count * steps
+    row = 0
     values = tl.zeros([BJ, BC], tl.float32)
     total = tl.zeros([BJ, BC], tl.float32)
-    for at in tl.range(0, (stop - start) * steps, num_stages=STAGES):
-        unit = start + at // steps
-        row = (at % steps) * BP
-        example = unit % examples
-        tile = unit // examples
-        left = (tile % across) * BC
-        top = (tile // across) * BJ
+    for at in tl.range(0, stop, num_stages=STAGES):
         x = inputs.load([example, row, left]).reshape(BP, BC)
         g = gradients.load([example, row, top]).reshape(BP, BJ)
         values = tl.dot(tl.trans(g), x, values)
-        if at % steps == steps - 1:
+        ends = row + BP >= length
+        last = ends & ((example == examples - 1) | (at == stop - 1))
+        if ends:
             factor = tl.load(factors + example)
             total += tl.where(factor != 0.0, values, 0.0) * factor  # what does not count may hold infinities
             values = tl.zeros([BJ, BC], tl.float32)
-            if (example == examples - 1) | (unit == stop - 1):
+            if last:
                 j = tl.arange(0, BJ)
                 c = tl.arange(0, BC)
-                if tile * examples >= start:
+                if at >= begin:
                     place = (top + j)[:, None].to(tl.int64) * width + (left + c)[None, :]
                     tl.store(sums + place, total, mask=(top + j < outputs)[:, None] & (left + c < width)[None, :])
                 else:
                     tl.store(aside + program * (BJ * BC) + j[:, None] * BC + c[None, :], total)
                 total = tl.zeros([BJ, BC], tl.float32)
+        # Where the next rows lie, without a branch: they are asked for long before this tile is done.
+        row = tl.where(ends, 0, row + BP)
+        example = tl.where(ends, tl.where(last, 0, example + 1), example)
+        left = tl.where(last, left + BC, left)
+        top = tl.where(left >= width, top + BJ, top)
+        left = tl.where(left >= width, 0, left)
 
 
 @triton.jit
@@ -113,6 +130,12 @@ def _add_aside(  # type: ignore[no-untyped-def]
         for part in range(program, last + 1):
             total += tl.load(aside + part * (BJ * BC) + strip[:, None] * BC + c[None, :])
         tl.store(place, total.to(tl.float32), mask=inside)
+
+
+def aligned(tensor: Tensor) -> Tensor:
+    """Contiguous, rows padded with zeros so that all of them start on 32 bytes, as the hardware's block copies want."""
+    over = -tensor.shape[-1] % 16
+    return (torch.nn.functional.pad(tensor, (0, over)) if over else tensor).contiguous()
 
 
 def serves(inputs: Tensor, gradients: Tensor) -> bool:
