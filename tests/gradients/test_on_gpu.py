@@ -95,6 +95,7 @@ def test_checkpointing_changes_nothing(half: bool) -> None:
     assert relative(sums[1], wanted) <= (1e-6 if DEVICE == "cpu" else 1e-2 if half else 1e-5)
 
 
+@pytest.mark.filterwarnings("ignore:TensorFloat32", "ignore::FutureWarning", "ignore::DeprecationWarning")
 @pytest.mark.skipif(DEVICE == "cpu", reason="needs a GPU: on a CPU a captured step is the eager one")
 @pytest.mark.parametrize("compile", [False, True], ids=["captured", "compiled"])
 @pytest.mark.parametrize("again", [False, True], ids=["kept", "checkpointed"])
