@@ -1,6 +1,7 @@
 """What the documentation names exists: functions, files, public names, links, and commands with their options."""
 
 import ast
+import inspect
 import re
 import shlex
 from pathlib import Path
@@ -62,6 +63,11 @@ def test_public_names_exist(page: Path) -> None:
 def test_the_whole_library_is_on_one_page() -> None:
     page = (ROOT / "docs" / "library.md").read_text()
     assert [name for name in hush.__all__ if not re.search(rf"\b{name}\b", page)] == []
+
+
+def test_the_page_of_fit_has_all_its_arguments() -> None:
+    page = (ROOT / "docs" / "fit.md").read_text().split("## All arguments")[1].split("## ")[0]
+    assert [name for name in inspect.signature(hush.fit).parameters if not re.search(rf"`{name}\b", page)] == []
 
 
 def _submodule(package: object, name: str) -> object:
