@@ -36,12 +36,9 @@ class Errors:
     largest: float
 
 
-def exactness(case: Case, device: str) -> dict[str, dict]:
-    """For fp32, and bf16 where the case uses it: the errors of norms, of each way, and of plain PyTorch."""
-    found = {"fp32": _errors(replace(case, autocast=False), device)}
-    if case.autocast:
-        found["bf16"] = _errors(case, device)
-    return found
+def exactness(case: Case, kind: str, device: str) -> dict:
+    """In "fp32" or "bf16": the errors of norms, of each way, and of plain PyTorch."""
+    return _errors(replace(case, autocast=kind == "bf16"), device)
 
 
 def _errors(case: Case, device: str) -> dict:
@@ -114,14 +111,13 @@ class _Loop:
         return [p.grad * count for p in self._trainable]
 
 
-def lines(found: dict[str, dict]) -> Iterator[str]:
-    """A line for each precision and way; what is not within the tolerance is said so."""
-    for kind, errors in found.items():
-        allowed = max(FP32, 2 * errors["plain"]) if kind == "fp32" else BF16 * errors["plain"]
-        norms = errors["norms"]
-        told = f"norms {norms:.1e}{'' if norms <= allowed else ' TOO FAR'}, plain PyTorch {errors['plain']:.1e}"
-        yield f"exactness {kind} ({errors['examples']} examples, {errors['padding']} padding rows): {told}"
-        for way, error in errors["ways"].items():
-            bad = "" if error["unclipped"] <= allowed and error["largest"] <= 1 else "  NOT EXACT"
-            told = f"sum {error['unclipped']:.1e}, clipped {error['clipped']:.1e}, one alone {error['largest']:.6f} C"
-            yield f"    {way:24s} {told}{bad}"
+def lines(kind: str, errors: dict) -> Iterator[str]:
+    """A line for each way; what is not within the tolerance is said so."""
+    allowed = max(FP32, 2 * errors["plain"]) if kind == "fp32" else BF16 * errors["plain"]
+    norms = errors["norms"]
+    told = f"norms {norms:.1e}{'' if norms <= allowed else ' TOO FAR'}, plain PyTorch {errors['plain']:.1e}"
+    yield f"exactness {kind} ({errors['examples']} examples, {errors['padding']} padding rows): {told}"
+    for way, error in errors["ways"].items():
+        bad = "" if error["unclipped"] <= allowed and error["largest"] <= 1 else "  NOT EXACT"
+        told = f"sum {error['unclipped']:.1e}, clipped {error['clipped']:.1e}, one alone {error['largest']:.6f} C"
+        yield f"    {way:24s} {told}{bad}"

@@ -66,15 +66,16 @@ def plain_compiled(case: Case, device: str) -> Step:
 
 def plain_captured(case: Case, device: str) -> Step:
     """The whole non-private step as one CUDA graph."""
-    return _captured(plain(case, device))
+    return captured(plain(case, device))
 
 
 def plain_compiled_captured(case: Case, device: str) -> Step:
     """The compiled non-private step as one CUDA graph."""
-    return _captured(plain_compiled(case, device))
+    return captured(plain_compiled(case, device))
 
 
-def _captured(step: Step) -> Step:
+def captured(step: Step) -> Step:
+    """A step as one CUDA graph."""
     if not torch.cuda.is_available():
         raise Unavailable("a CUDA graph needs a GPU")
     stream = torch.cuda.Stream()

@@ -1,8 +1,9 @@
 """The step benchmark on a GPU: every case in processes of its own, which compile side by side and are timed alone.
 
 First all cases are prepared at once: every way is built and run, which fills the compiler's cache on disk; its memory
-is read; sums are compared with float64. Nothing of that is timed. Then one case after another has the GPU for itself,
-all its ways in turns in one process. What is known is written after each case; a case that fails loses only itself.
+is read; in another process sums are compared with float64. Nothing of that is timed. Then one case after another has
+the GPU for itself, all its ways in turns in one process. What is known is written after each case; a case that fails
+loses only itself. What would take longer than `--limit` is ended and reported as missing.
 
 Memory is what PyTorch's allocator reserved while the steps ran, its cache emptied before: for a CUDA graph that is the
 pool that the graph keeps, for other ways the largest need. What the allocator gave out at once is not compared: the
@@ -24,12 +25,15 @@ from pathlib import Path
 import torch
 from cases import Case, cases
 from exactness import exactness, lines
-from forms import Step, Unavailable, forms
+from forms import Step, Unavailable, captured, forms
 from measure import Rounds, interleaved, machine, reserved_mib
 
 CASES = ("mlp60", "cnn24", "wrn16-4", "gpt2-512", "gpt2-2048", "gpt2-lora")
 ASKED = {"mlp60": 1.8, "cnn24": 1.4, "wrn16-4": 1.6, "gpt2-512": 1.35, "gpt2-2048": 1.4, "gpt2-lora": 1.2}
 PEERS = "opacus"
+PHASES = ("prepare", "exact", "time")
+CAPTURED = {"plain captured": "plain", "plain compiled+captured": "plain compiled"}
+"""Ways that are graphs of another: that one is captured, not built and compiled again."""
 JAX = "not measured: its package is not on this machine and nothing can be installed there"
 
 
@@ -59,7 +63,7 @@ def measure_all(options: argparse.Namespace) -> None:
             if left > 10:
                 _all_at_once([_child(name, "time", parts[name, "time"], options)], left)
             found = results["cases"][name]
-            for phase in ("prepare", "time"):
+            for phase in PHASES:
                 file = parts[name, phase]
                 found |= json.loads(file.read_text()) if file.exists() else {f"{phase} failed": True}
             show(name, found)
@@ -99,24 +103,29 @@ def one_phase(options: argparse.Namespace) -> None:
     def save() -> None:
         options.json.write_text(json.dumps(found))
 
-    (prepare if options.phase == "prepare" else measure)(case, options, found, save)
+    {"prepare": prepare, "exact": compare, "time": measure}[options.phase](case, options, found, save)
     save()
 
 
 def prepare(case: Case, options: argparse.Namespace, found: dict, save: Callable[[], None]) -> None:
-    """Memory of every way, each alone in turn, and exactness; compilations land in the cache on disk."""
+    """Memory of every way, each alone in turn; what is compiled lands in the cache on disk."""
     found |= {"reserved_mib": {}, "unavailable": {}}
-    ways = forms("cuda", case)
-    for name in sorted(ways, key=lambda name: name.startswith(PEERS)):
-        if name.startswith(PEERS):
-            if "exactness" not in found:
-                found["exactness"] = _or_error(lambda: exactness(case, "cuda"))
-                save()
-            if not options.peers:
-                continue
-        answer = _or_error(lambda name=name: reserved_mib(lambda: ways[name](case, "cuda")))
+    for name, build in forms("cuda", case).items():
+        if name.startswith(PEERS) and not options.peers:
+            continue
+        answer = _or_error(lambda build=build: reserved_mib(lambda: build(case, "cuda")))
         found["unavailable" if isinstance(answer, str) else "reserved_mib"][name] = answer
         torch._dynamo.reset()
+        gc.collect()
+        torch.cuda.empty_cache()
+        save()
+
+
+def compare(case: Case, options: argparse.Namespace, found: dict, save: Callable[[], None]) -> None:
+    """The sums of every way against float64."""
+    found["exactness"] = {}
+    for kind in ("fp32", "bf16")[: 1 + case.autocast]:
+        found["exactness"][kind] = _or_error(lambda kind=kind: exactness(case, kind, "cuda"))
         gc.collect()
         torch.cuda.empty_cache()
         save()
@@ -144,7 +153,8 @@ def _build(case: Case, names: list[str]) -> tuple[dict[str, Step], dict[str, str
     notes: dict[str, str] = {}
 
     def build(name: str) -> Step:
-        step = forms("cuda", case)[name](case, "cuda")
+        base = steps.get(CAPTURED.get(name, ""))
+        step = captured(base) if base is not None else forms("cuda", case)[name](case, "cuda")
         for _ in range(3):
             step()
         torch.cuda.synchronize()
@@ -190,11 +200,9 @@ def show(name: str, found: dict) -> None:
         print(line + (f" {memory[way]:7.0f} MiB" if way in memory else ""))
     for way, note in {**found.get("unavailable", {}), **found.get("not timed", {})}.items():
         print(f"  {way:40s} not measured: {note}")
-    if isinstance(found.get("exactness"), dict):
-        for line in lines(found["exactness"]):
+    for kind, errors in found.get("exactness", {}).items():
+        for line in lines(kind, errors) if isinstance(errors, dict) else [f"exactness {kind}: {errors}"]:
             print(f"  {line}")
-    elif "exactness" in found:
-        print(f"  exactness: {found['exactness']}")
     sys.stdout.flush()
 
 
