@@ -1,6 +1,7 @@
 """hush.fit from a budget to a result: what is charged, what is measured, where it ends, what it refuses."""
 
 import math
+import re
 from pathlib import Path
 from typing import Any
 
@@ -36,11 +37,15 @@ def network(seed: int = 0) -> nn.Module:
     return nn.Sequential(nn.Linear(5, 8), nn.Tanh(), nn.Linear(8, 2))
 
 
+def sgd(model: nn.Module) -> torch.optim.Optimizer:
+    return torch.optim.SGD(model.parameters(), lr=0.5)
+
+
 def run(model: nn.Module | None = None, data: Any = None, **changes: Any) -> Result:
     """A fit on little data, with everything that a test does not care about filled in."""
     model = network() if model is None else model
     settings: dict[str, Any] = {
-        "loss": F.cross_entropy, "optimizer": torch.optim.SGD(model.parameters(), lr=0.5), "budget": BUDGET,
+        "loss": F.cross_entropy, "optimizer": sgd(model), "budget": BUDGET,
         "lot_size": 40, "epochs": 3, "clip": FlatClip(1.0), "progress": False,
     }  # fmt: skip
     return fit(model, blobs() if data is None else data, **settings | changes)
@@ -301,6 +306,33 @@ def test_the_physical_batch_is_halved_until_it_fits(monkeypatch: pytest.MonkeyPa
     with pytest.raises(torch.OutOfMemoryError):
         run(loss=insatiable)
     assert first_size(PoissonLots(60_000, 2400), torch.device("cpu")) <= 1024
+
+
+def test_mistakes_are_told_before_anything_is_charged(tmp_path: Path) -> None:
+    with Ledger(tmp_path / "x.hush", budget=BUDGET) as ledger:
+        model = network()
+        mistakes: list[tuple[str, dict[str, Any]]] = [
+            ("expected budget=hush.Budget", {"budget": (2.0, 1e-5)}),
+            ("expected held_out=hush.HeldOut", {"held_out": blobs(10)}),
+            ("expected an optimizer made with", {"optimizer": torch.optim.SGD}),
+            ("does not hold the trainable parameters 0.weight, 0.bias", {"optimizer": sgd(network())}),
+            ("does not hold the trainable parameters 0.weight, 0.bias of", {"optimizer": sgd(model[2])}),  # type: ignore[index]
+            ("compile must be", {"compile": "yes"}),
+            ("batch_size must be", {"batch_size": 0}),
+            ("cannot be used", {"device": "nowhere"}),
+            ("clip must be", {"clip": 1.0}),
+        ]
+        for words, changes in mistakes:
+            with pytest.raises((TypeError, ValueError), match=words):
+                run(model, ledger=ledger, **changes)
+        assert not ledger.pages()
+
+
+def test_a_result_prints_in_one_line() -> None:
+    assert re.fullmatch(
+        r"Result\(finished after 30 steps, epsilon 3 \(at least 2.99\d*\) at delta 0.0001, measured None\)", str(run())
+    )
+    assert "NOT PRIVATE" in repr(run(seed=1))
 
 
 def test_quantile_clip_counts_are_named_among_the_accesses() -> None:

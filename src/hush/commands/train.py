@@ -108,13 +108,9 @@ def _changed(job: "Job", *, lot: int | None, epochs: int | None, clip: float | N
 def _device(named: str | None) -> str:
     import torch
 
-    if named is None:
-        return "cuda" if torch.cuda.is_available() else "cpu"
-    try:
-        torch.zeros(1, device=named)
-    except (RuntimeError, AssertionError) as error:
-        raise ValueError(f"device {named!r} cannot be used: {str(error).splitlines()[0]}") from None
-    return named
+    from hush.fitting.before import usable
+
+    return str(usable(named or ("cuda" if torch.cuda.is_available() else "cpu")))
 
 
 def _print(result: "Result", as_json: bool) -> None:

@@ -70,6 +70,10 @@ class Job:
     def __post_init__(self) -> None:
         if self.batch_size is not None and self.batch_size < 1:
             raise ValueError(f"batch_size must be a whole number >= 1, or left out to be found, got {self.batch_size}")
+        if not isinstance(self.optimizer, torch.optim.Optimizer):
+            raise TypeError(f"expected an optimizer made with the model's parameters, got {self.optimizer!r}")
+        if self.held_out is not None and not isinstance(self.held_out, HeldOut):
+            raise TypeError(f"expected held_out=hush.HeldOut(data=...), got {type(self.held_out).__name__}")
 
     def losses_of(self) -> Callable[..., Tensor]:
         """The losses of a batch as a function of the batch."""
@@ -112,6 +116,12 @@ class Conduct:
     unsafe_diagnostics: bool = False
     tensorboard: bool = False
     progress: bool = True
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.budget, Budget):
+            raise TypeError(f"expected budget=hush.Budget(epsilon=..., delta=...), got {self.budget!r}")
+        if self.compile not in (True, False, "auto"):
+            raise ValueError(f"compile must be True, False or 'auto', got {self.compile!r}")
 
 
 def per_example(loss: Any) -> Callable[..., Tensor]:

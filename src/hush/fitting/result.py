@@ -10,7 +10,7 @@ from hush.accounting import Bounds
 from hush.report import Report, Statement
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Result:
     """A trained model and the guarantee that can be quoted for it.
 
@@ -28,6 +28,12 @@ class Result:
     steps: int
     seconds: float
     report: Report | None
+
+    def __repr__(self) -> str:
+        guarantee = (
+            f"epsilon {self.epsilon} at delta {self.statement.delta:g}" if self.statement.private else "NOT PRIVATE"
+        )
+        return f"Result({self.ended} after {self.steps} steps, {guarantee}, measured {self.measured})"
 
     @property
     def epsilon(self) -> Bounds:
