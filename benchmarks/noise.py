@@ -1,10 +1,13 @@
 """Noise: is it right on this machine, and what does it cost beside torch.randn?
 
 python benchmarks/noise.py                  on the CPU
-python benchmarks/noise.py --device cuda    the kernels: keystream bit for bit, normals to 1e-6, graph replay, times
+python benchmarks/noise.py --device cuda    the kernels: keystream and integers bit for bit, normals to 1e-6, graph
+                                            replay, times; and captured training steps with the secure stream beside
+                                            the same steps with torch.randn (--only checks, release or steps)
 """
 
 import argparse
+import itertools
 import json
 import platform
 import statistics
@@ -17,8 +20,9 @@ import numpy as np
 import torch
 
 from hush.chacha20 import fill_keystream
-from hush.discrete import add_discrete_noise
+from hush.discrete import _release, add_discrete_noise, grid_deviations
 from hush.gradients.bounded import BoundedSum, Group
+from hush.integers import OnGrid, discrete_gaussian, rounded_gaussian
 from hush.noise import add_noise
 from hush.normals import RUN, Normals, fill_normals
 from hush.streams import Key
@@ -101,6 +105,27 @@ def cpu_rows(sizes: list[int], repeats: int) -> dict[str, float]:
     return rows
 
 
+def same_integers() -> str:
+    """Releases on a grid, with the GPU's integers and with the CPU's."""
+    from hush.kernels import discrete
+
+    generator = torch.Generator().manual_seed(0)
+    for rounded, sigma, margin in itertools.product((True, False), (128.5, 3e4, 1.7e7, 2.0**36), (None, 1e-3)):
+        kind = discrete.Release if rounded else discrete.DiscreteRelease
+        if margin is not None:  # nearly all that happens is settled in 128 bits
+            kind = type("Wide", (kind,), {"_margin": margin})
+        count = 4_000_003 if margin is None else 20_001
+        totals = [torch.randn(n, generator=generator) * sigma * 2**-12 for n in (1001, count)]
+        grid = OnGrid(2.0**-12, sigma)
+        parts = [(total.cuda(), grid, torch.empty(len(total), device="cuda")) for total in totals]
+        kind(parts, scale=0.3, subkey=SUBKEY, step=11).launch()
+        copies = [(total, grid, torch.empty_like(total)) for total in totals]
+        _release(copies, 0.3, rounded_gaussian if rounded else discrete_gaussian, (SUBKEY, 11))
+        for mine, theirs in zip(parts, copies, strict=True):
+            assert torch.equal(mine[2].cpu(), theirs[2]), f"integers differ: {rounded=}, {sigma=}, {margin=}"
+    return "equal bit for bit, and so is what is released"
+
+
 def gpu_checks() -> dict[str, Any]:
     from hush.kernels.chacha20 import keystream
     from hush.kernels.gaussian import Release
@@ -131,6 +156,7 @@ def gpu_checks() -> dict[str, Any]:
     answer["normals differ by at most"] = worst
     answer["largest of 40 million"] = largest
 
+    answer["integers"] = same_integers()
     # Steps counted on the device, in a captured graph.
     part = (torch.zeros(10_000, device="cuda"), 1.0, torch.empty(10_000, device="cuda"))
     prepared = Release([part], scale=1.0, subkey=SUBKEY, step=5)
@@ -148,6 +174,7 @@ def gpu_checks() -> dict[str, Any]:
 
 
 def gpu_rows(sizes: list[int], repeats: int) -> dict[str, float]:
+    from hush.kernels import discrete
     from hush.kernels.gaussian import Release
 
     sums, out = tensors_of(sizes, "cuda"), tensors_of(sizes, "cuda")
@@ -158,9 +185,18 @@ def gpu_rows(sizes: list[int], repeats: int) -> dict[str, float]:
         [(sums[name], 0.7, out[name]) for name in sums], scale=1 / 600, subkey=normals.subkey(), step=0
     )  # fmt: skip
 
+    grids = grid_deviations(total, 0.7)
+    on_grid = discrete.Release(
+        [(sums[name], grids[name], out[name]) for name in sums], scale=1 / 600, subkey=normals.subkey(), step=0
+    )  # fmt: skip
+
     def ours() -> None:
         prepared.launch()
         prepared.next_step()
+
+    def float_safe() -> None:
+        on_grid.launch()
+        on_grid.next_step()
 
     def captured(work: Callable[[], None]) -> Callable[[], None]:
         work()
@@ -181,30 +217,93 @@ def gpu_rows(sizes: list[int], repeats: int) -> dict[str, float]:
         ),
         "release, prepared": seconds(ours, "cuda", repeats),
         "release, captured": seconds(captured(ours), "cuda", repeats),
+        "release, float-safe, prepared": seconds(float_safe, "cuda", repeats),
+        "release, float-safe, captured": seconds(captured(float_safe), "cuda", repeats),
     }  # fmt: skip
+
+
+class FrameworkRelease:
+    """What `hush.kernels.gaussian.Release` does, with torch's own generator in the fewest launches."""
+
+    launches = 0
+
+    def __init__(
+        self, parts: list[tuple[torch.Tensor, float, torch.Tensor]], *, scale: float, subkey: bytes, step: int
+    ) -> None:
+        self._totals = [part[0] for part in parts]
+        self._scale, self._deviation = scale, parts[0][1] * scale
+        self._numbers = torch.empty(sum(total.numel() for total in self._totals), device="cuda")
+        shares = self._numbers.split([total.numel() for total in self._totals])
+        self._shares = [share.view(total.shape) for share, total in zip(shares, self._totals, strict=True)]
+
+    def launch(self) -> None:
+        FrameworkRelease.launches += 1
+        self._numbers.normal_(std=self._deviation)
+        torch._foreach_mul_(self._totals, self._scale)
+        torch._foreach_add_(self._totals, self._shares)
+
+    def at(self, step: int, deviations: list[float]) -> None:
+        """The generator keeps count itself."""
+
+    def next_step(self) -> None:
+        """The generator keeps count itself."""
+
+
+def step_rows(name: str, rounds: int) -> dict[str, float]:
+    """Milliseconds of one captured private step, with the secure stream and with torch's generator, in turns."""
+    from cases import cases
+    from forms import hush_captured
+    from measure import interleaved
+
+    from hush import update
+    from hush.kernels import gaussian
+
+    case, secure = cases("cuda")[name], gaussian.Release
+    update._WHOLE_BELOW = 0  # the release in a graph of its own, where torch's can take its place
+    steps = {}
+    for label, release in (("framework", FrameworkRelease), ("secure", secure)):
+        gaussian.Release = release  # type: ignore[assignment,misc]
+        steps[label] = hush_captured(case, "cuda")
+        for _ in range(6):  # the update is captured by then
+            steps[label]()
+    assert FrameworkRelease.launches == 1, "the step with torch's generator was not captured once and then replayed"
+    FrameworkRelease.launches = 0
+    gaussian.Release = secure  # type: ignore[misc]
+    taken = interleaved(steps, base="framework", rounds=rounds, device="cuda", slot=0.1)
+    return {
+        "framework": taken.timings["framework"].milliseconds,
+        "secure": taken.timings["secure"].milliseconds,
+        "secure / framework": taken.timings["secure"].ratio,
+    }
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--device", choices=["cpu", "cuda"], default="cpu")
     parser.add_argument("--repeats", type=int, default=25)
+    parser.add_argument("--only", choices=["checks", "release", "steps"], help="one part of what is done on a GPU")
     parser.add_argument("--json", type=Path, help="write the results to this file")
     options = parser.parse_args()
     on_gpu = options.device == "cuda"
     machine = torch.cuda.get_device_name() if on_gpu else f"{platform.processor()}, {torch.get_num_threads()} threads"
     result: dict[str, Any] = {"machine": machine, "torch": torch.__version__, "milliseconds": {}}
-    if on_gpu:
+    wanted = {options.only} if options.only and on_gpu else {"checks", "release", "steps"}
+    if on_gpu and "checks" in wanted:
         result["checks"] = gpu_checks()
         for name, value in result["checks"].items():
             print(f"{name}: {value}")
     for model, sizes in MODELS.items():
-        if model == "gpt2-small" and not on_gpu:
+        if (model == "gpt2-small" and not on_gpu) or "release" not in wanted:
             continue
         rows = (gpu_rows if on_gpu else cpu_rows)(sizes, options.repeats)
         result["milliseconds"][model] = {name: 1e3 * value for name, value in rows.items()}
         print(f"\n{model}: {sum(sizes):,} numbers in {len(sizes)} tensors")
         for name, value in rows.items():
             print(f"  {name:36s}{1e3 * value:10.3f} ms")
+    for case in ("cnn24", "wrn16-4", "gpt2-512") if on_gpu and "steps" in wanted else ():
+        row = result.setdefault("steps", {})[case] = step_rows(case, options.repeats)
+        print(f"{case}: a captured step takes {row['framework']:.3f} ms with torch.randn")
+        print(f"  {row['secure']:.3f} ms with the secure stream, {100 * (row['secure / framework'] - 1):+.1f} %")
     if options.json:
         options.json.write_text(json.dumps(result, indent=1) + "\n")
 

@@ -18,14 +18,14 @@ from torch import Tensor
 
 from hush.integers import OnGrid
 from hush.kernels.chacha20 import LANES, chacha20_words
-from hush.kernels.integers import LARGEST, REGION, SMALLEST, proposed, settled, staircase_on
+from hush.kernels.integers import LARGEST, MARGIN, REGION, SMALLEST, proposed, settled, staircase_on
 from hush.kernels.table import Table, TableRelease, first_tensors, fits
 
 
 @triton.jit
 def _release(  # type: ignore[no-untyped-def]
     table, first_segments, count, tensors,
-    Total: tl.constexpr, Out: tl.constexpr, ROUNDED: tl.constexpr, lanes: tl.constexpr,
+    Total: tl.constexpr, Out: tl.constexpr, ROUNDED: tl.constexpr, MARGIN: tl.constexpr, lanes: tl.constexpr,
 ):  # fmt: skip
     program = tl.program_id(0).to(tl.int64)
     key_at = table + 1
@@ -48,7 +48,7 @@ def _release(  # type: ignore[no-untyped-def]
         stairs = tl.load(totals + 2 * tensors + segment).to(tl.pointer_type(tl.int64))
         inverse = tl.load(totals + 3 * tensors + segment).to(tl.float64, bitcast=True)
         unit = tl.load(totals + 4 * tensors + segment).to(tl.float64, bitcast=True)
-        noise, unsettled = proposed(stairs, chosen, level, places, ROUNDED)
+        noise, unsettled = proposed(stairs, chosen, level, places, ROUNDED, MARGIN)
         last = tl.max(tl.where(unsettled & inside, number, -1), axis=0)
         while last >= 0:
             noise = tl.where(number == last, settled(key_at, step, last, stairs, ROUNDED), noise)
@@ -72,10 +72,12 @@ class Release(TableRelease[OnGrid]):
     """
 
     _rounded = True
+    _margin = MARGIN
+    _lanes = LANES
 
-    @staticmethod
-    def _division(sizes: tuple[int, ...], device: torch.device) -> tuple[int, Tensor]:
-        return _first_segments(sizes, device)
+    @classmethod
+    def _division(cls, sizes: tuple[int, ...], device: torch.device) -> tuple[int, Tensor]:
+        return _first_segments(sizes, device, cls._lanes)
 
     def _settings(self, deviations: Sequence[OnGrid]) -> Table:
         if not can_draw(deviations):
@@ -89,7 +91,7 @@ class Release(TableRelease[OnGrid]):
     def _launch(self) -> None:
         _release[(self._programs,)](
             self._table, self._first, self._count, len(self._sizes),
-            Total=self._types[0], Out=self._types[1], ROUNDED=self._rounded, lanes=LANES,
+            Total=self._types[0], Out=self._types[1], ROUNDED=self._rounded, MARGIN=self._margin, lanes=self._lanes,
         )  # fmt: skip
 
 
@@ -105,8 +107,8 @@ def can_draw(deviations: Sequence[OnGrid]) -> bool:
 
 
 @functools.lru_cache(maxsize=16)
-def _first_segments(sizes: tuple[int, ...], device: torch.device) -> tuple[int, Tensor]:
-    firsts = range(0, sum(sizes), 16 * LANES)
+def _first_segments(sizes: tuple[int, ...], device: torch.device, lanes: int) -> tuple[int, Tensor]:
+    firsts = range(0, sum(sizes), 16 * lanes)
     return len(firsts), first_tensors(sizes, firsts, device)
 
 

@@ -83,8 +83,8 @@ def _release(  # type: ignore[no-untyped-def]
 class Release(TableRelease[float]):
     """A release with normal numbers of these standard deviations."""
 
-    @staticmethod
-    def _division(sizes: tuple[int, ...], device: torch.device) -> tuple[int, Tensor]:
+    @classmethod
+    def _division(cls, sizes: tuple[int, ...], device: torch.device) -> tuple[int, Tensor]:
         return _first_segments(sizes, device)
 
     def _settings(self, deviations: Sequence[float]) -> Table:

@@ -27,7 +27,6 @@ SMALLEST, LARGEST = float(FINEST), 2.0**36
 """Deviations that can be drawn; the series below needs cells of at most 1/128 deviation."""
 MARGIN = 6e-7
 """Ten roundings of float32 at 1; a share is at most 6.1 of them wrong."""
-_MARGIN = tl.constexpr(MARGIN)
 _COLUMNS = tl.constexpr(COLUMNS)
 _HEAD = tl.constexpr(64)
 _TERMS = tl.constexpr(20)
@@ -125,7 +124,7 @@ def _shares(stairs, cell, place, mirror):  # type: ignore[no-untyped-def]
 
 
 @triton.jit
-def proposed(stairs, chosen, level, place, ROUNDED: tl.constexpr):  # type: ignore[no-untyped-def]
+def proposed(stairs, chosen, level, place, ROUNDED: tl.constexpr, MARGIN: tl.constexpr):  # type: ignore[no-untyped-def]
     """Integers from the first words, and which of them float32 cannot settle or refuses."""
     cell = _cell(stairs, chosen)
     mask = tl.load(stairs + 1).to(tl.uint32)
@@ -134,7 +133,7 @@ def proposed(stairs, chosen, level, place, ROUNDED: tl.constexpr):  # type: igno
     one, both = _shares(stairs, cell, place, mirror)
     v = level.to(tl.float32) * 2.3283064365386963e-10
     value = _integer(stairs, cell, tl.where(v < one, place, mirror), chosen, ROUNDED)
-    open = (tl.abs(v - one) <= _MARGIN) | (v >= both - _MARGIN)
+    open = (tl.abs(v - one) <= MARGIN) | (v >= both - MARGIN)
     if not ROUNDED:
         open = open | ((value == 0) & ((chosen & 1) != 0))  # zero has one sign
     return value, open
@@ -210,7 +209,9 @@ def _words_of(stairs: Staircase) -> Table:
     rough = np.zeros(COLUMNS, np.float32)
     rough[: len(stairs.shares)] = stairs.shares
     fine = np.zeros((2, COLUMNS), np.uint64)
-    fine[:, : len(stairs.weights)] = np.array([divmod(number, 1 << 64) for number in _exact_shares(stairs)]).T
+    fine[:, : len(stairs.weights)] = np.array(
+        [divmod(number, 1 << 64) for number in _exact_shares(stairs)], np.uint64
+    ).T
     return np.concatenate([head, columns.view(np.uint64), rough.view(np.uint64), *fine]).view(np.int64)
 
 

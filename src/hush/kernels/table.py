@@ -53,9 +53,9 @@ class TableRelease(abc.ABC, Generic[Deviation]):
         self._table = to_device(self._host, self._device)
         self._programs, self._first = self._division(self._sizes, self._device)
 
-    @staticmethod
+    @classmethod
     @abc.abstractmethod
-    def _division(sizes: tuple[int, ...], device: torch.device) -> tuple[int, Tensor]:
+    def _division(cls, sizes: tuple[int, ...], device: torch.device) -> tuple[int, Tensor]:
         """How many programs a draw of these sizes needs, and the tensors in which their shares of it begin."""
 
     @abc.abstractmethod
