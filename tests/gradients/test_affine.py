@@ -7,9 +7,10 @@ import torch
 from oracles import gradients as oracle
 from torch import Tensor, nn
 
-from hush.gradients import FlatClip, PerLayerClip, affine, clipped_sum
+from hush.gradients import FlatClip, PerLayerClip, affine, clipped_sum, precision
 from hush.gradients.bounded import Group
 from hush.gradients.clip import Clip
+from hush.gradients.site import blocked_additions
 
 SHAPES = {"joint": (5, 40), "joint, exact width": (15, 40), "wide": (200, 210), "narrow": (40, 6)}
 
@@ -114,6 +115,8 @@ def test_weight_and_bias_in_two_groups_get_two_factors(kind: str) -> None:
     model, batch = sample(64, SHAPES[kind])
     gradients = oracle.per_example_gradients(model, batch, losses_of)
     total = clipped_sum(losses_of(model, batch), params(model), Apart())
+    slack = precision.slack(blocked_additions(64, affine.ONE_CHAIN), torch.float32)
+    assert [group.bound for group in total.groups] == [0.5 * (1 + slack), 0.25 * (1 + slack)]
     for name, bound in (("weight", 0.5), ("bias", 0.25)):
         expected = oracle.clipped_sum({name: gradients[name]}, bound)[name]
         assert (total.tensors[name] - expected).norm() <= CLOSE * expected.norm()
