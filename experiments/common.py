@@ -20,6 +20,7 @@ from hush.pca import dp_pca
 from hush.streams import Key
 
 ROOT = Path(__file__).parents[1]
+Pictures = tuple[Tensor, Tensor, Tensor, Tensor]  # rows of pixels and labels for training, then for the test
 
 
 @dataclass(frozen=True)
@@ -106,7 +107,7 @@ def summary(values: list[float]) -> dict[str, Any]:
 
 
 @lru_cache(maxsize=2)
-def pixels(name: str, options: Options) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+def pixels(name: str, options: Options) -> Pictures:
     """Images as rows of numbers in [0, 1] and labels, on the device; a few hundred of them for --quick."""
     images = data.load(name)
     train, test = (300, 100) if options.quick else (None, None)
@@ -121,15 +122,11 @@ def pca(x: Tensor, *, dimensions: int, noise: float, seed: int) -> Tensor:
     return found.matrix.to(device=x.device, dtype=torch.float32)
 
 
-def projected(images: tuple[Tensor, Tensor, Tensor, Tensor], matrices: list[Tensor], *, unit: bool = False) -> Data:
-    """The input tables: the images (un-normalised, as the published code has them) times each matrix.
-
-    `unit` scales every projected row to the same norm, 9 (about that of an MNIST image): one example at a time.
-    """
+def projected(images: Pictures, matrices: list[Tensor]) -> Data:
+    """The input tables: the images (un-normalised, as the published code has them) times each matrix."""
     train_x, train_y, test_x, test_y = images
 
     def tables(x: Tensor) -> Tensor:
-        rows = torch.stack([x @ matrix for matrix in matrices])
-        return 9.0 * torch.nn.functional.normalize(rows, dim=2) if unit else rows
+        return torch.stack([x @ matrix for matrix in matrices])
 
     return Data(tables(train_x), train_y, tables(test_x), test_y)
