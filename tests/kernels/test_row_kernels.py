@@ -38,6 +38,9 @@ def test_norms_and_sums_are_those_of_products(
     want = per_example(x, g)
     norms = rows.squared_norms(x, g).double()
     torch.testing.assert_close(norms, want.square().flatten(1).sum(1), rtol=1e-6, atol=0)
+    kept, squares = rows.products(x, g)
+    torch.testing.assert_close(kept.double(), want, rtol=1e-5, atol=1e-4)
+    torch.testing.assert_close(squares.double(), kept.double().square().flatten(1).sum(1), rtol=1e-6, atol=0)
     total = rows.weighted_sum(x, g, factors).double()
     torch.testing.assert_close(total, torch.einsum("b,bji->ji", factors.double(), want), rtol=1e-5, atol=1e-4)
 
@@ -81,9 +84,9 @@ def test_a_contribution_of_rows_that_need_padding(i: int, j: int, by_pairs: bool
 
 
 class Network(nn.Module):
-    def __init__(self) -> None:
+    def __init__(self, width: int = 130) -> None:
         super().__init__()
-        self.first, self.last = nn.Linear(130, 140), nn.Linear(140, 3)
+        self.first, self.last = nn.Linear(width, 144), nn.Linear(144, 3)
 
     def forward(self, x: Tensor) -> Tensor:
         return self.last(self.first(x).tanh().mean(1))
@@ -129,3 +132,24 @@ def test_large_stored_gradients_are_summed_by_the_kernel(monkeypatch: pytest.Mon
     torch.testing.assert_close(stored.weighted_sum(weights), want, rtol=1e-6, atol=1e-6)
     stored.values[1, 3] = float("nan")
     torch.testing.assert_close(stored.weighted_sum(weights), want, rtol=1e-6, atol=1e-6)
+
+
+def test_clipped_sums_of_kept_products_equal_those_without_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
+    torch.manual_seed(0)
+    model = Network(128).to(DEVICE, HALF)
+    x = halves(5, 80, 128)
+    params = dict(model.named_parameters())
+
+    def total(bound: float) -> dict[str, Tensor]:
+        return dict(clipped_sum(model(x).float().square().sum(1) * 4096, params, FlatClip(bound)).tensors)
+
+    monkeypatch.setattr(linear, "on_matrix_units", lambda *tensors: False)
+    want = total(0.01)
+    used: list[Tensor] = []
+    kept_rows = linear.kept_rows
+    monkeypatch.setattr(linear, "on_matrix_units", lambda *tensors: all(t.dtype == HALF for t in tensors))
+    monkeypatch.setattr(linear, "kept_rows", lambda x, g: used.append(x) or kept_rows(x, g))
+    got = total(0.01)
+    assert len(used) == 1
+    for name in params:
+        torch.testing.assert_close(got[name], want[name], rtol=2e-3, atol=2e-5)

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from hush.gradients.affine import ONE_CHAIN, Affine, Bias, one_row, squared
 from hush.gradients.cuda_products import on_matrix_units
-from hush.gradients.cuda_rows import FusedRows, fused_rows
+from hush.gradients.cuda_rows import FusedRows, fused_rows, keeps, kept_rows
 from hush.gradients.site import (
     BLOCK,
     Contribution,
@@ -109,13 +109,15 @@ class Products(Contribution):
         return wide(self.layout.split(self.inputs, 0)), wide(self.layout.split(self.gradients, 0))
 
     @cached_property
-    def _kept(self) -> Tensor | None:
+    def _kept(self) -> Stored | None:
         """[batch, j, i]: the products themselves, where that is cheaper than the inner products of rows."""
         size = 4 * self.layout.batch * self.inputs.shape[1] * self.gradients.shape[1]
         if self._length == 1 or self._by_rows or size > _KEEP_BYTES or self._fused is not None:
             return None
         inputs, gradients = self.layout.split(self.inputs, 0), self.layout.split(self.gradients, 0)
-        return product(gradients.transpose(1, 2), inputs)
+        if self._half and keeps(inputs, gradients):
+            return Stored(*kept_rows(inputs, gradients))
+        return Stored(product(gradients.transpose(1, 2), inputs))
 
     @property
     def _by_rows(self) -> bool:
@@ -137,7 +139,7 @@ class Products(Contribution):
         if self._fused is not None:
             return self._fused.squared_norms()
         if self._kept is not None:
-            return Stored(self._kept).squared_norms()
+            return self._kept.squared_norms()
         if self._by_rows:
             of_inputs, of_gradients = self._grams
             return (of_inputs * of_gradients).sum(-1).sum(-1).clamp(min=0)
@@ -165,7 +167,7 @@ class Products(Contribution):
         elif self._fused is not None:
             total = self._fused.weighted_sum(weights)
         elif self._length > 1 and self._kept is not None:
-            total = Stored(self._kept).weighted_sum(weights)
+            total = self._kept.weighted_sum(weights)
         elif self._in_blocks:
             inputs = weights.clean_rows(self.inputs, self.layout, 0)
             gradients = weights.clean_rows(self.gradients, self.layout, 0)
@@ -192,10 +194,11 @@ class Products(Contribution):
         return add_blocks([(g.flatten(0, 1).t() @ x.flatten(0, 1))[None] for x, g in pairs])
 
     def per_example(self) -> Tensor:
-        kept = self._kept
-        if kept is None:
+        if self._kept is None:
             inputs, gradients = self.split
             kept = torch.bmm(gradients.transpose(1, 2), inputs)
+        else:
+            kept = self._kept.values
         return kept.transpose(1, 2) if self.transposed else kept
 
     def t(self) -> "Products":

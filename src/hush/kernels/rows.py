@@ -63,6 +63,28 @@ def _row_squares(  # type: ignore[no-untyped-def]
 
 
 @triton.jit
+def _row_products(  # type: ignore[no-untyped-def]
+    inputs, gradients, out, squares, length, width, outputs,
+    BJ: tl.constexpr, BC: tl.constexpr, BP: tl.constexpr, STAGES: tl.constexpr,
+):  # fmt: skip
+    """A tile of one example's product, kept, and the sum of its squares."""
+    example = tl.program_id(1)
+    across = tl.cdiv(width, BC)
+    left = (tl.program_id(0) % across) * BC
+    top = (tl.program_id(0) // across) * BJ
+    values = tl.zeros([BJ, BC], tl.float32)
+    for row in tl.range(0, length, BP, num_stages=STAGES):
+        x = inputs.load([example, row, left]).reshape(BP, BC)
+        g = gradients.load([example, row, top]).reshape(BP, BJ)
+        values = tl.dot(tl.trans(g), x, values)
+    tl.store(squares + example * tl.num_programs(0) + tl.program_id(0), tl.sum(tl.sum(values * values, axis=1), axis=0))
+    j = top + tl.arange(0, BJ)
+    c = left + tl.arange(0, BC)
+    place = (example.to(tl.int64) * outputs + j[:, None]) * width + c[None, :]
+    tl.store(out + place, values, mask=(j < outputs)[:, None] & (c < width)[None, :])
+
+
+@triton.jit
 def _row_sums(  # type: ignore[no-untyped-def]
     inputs, gradients, factors, sums, aside, length, width, outputs, examples, units,
     BJ: tl.constexpr, BC: tl.constexpr, BP: tl.constexpr, STAGES: tl.constexpr,
@@ -148,6 +170,12 @@ def squared_norms(inputs: Tensor, gradients: Tensor) -> Tensor:
     return _squares_of_tiles(inputs, gradients).sum(1)
 
 
+def products(inputs: Tensor, gradients: Tensor) -> tuple[Tensor, Tensor]:
+    """[batch, j, i] the G_b themselves, and [batch] their squared norms; both tensors `aligned`."""
+    kept, squares = _products_of_rows(inputs, gradients)
+    return kept, squares.sum(1)
+
+
 def weighted_sum(inputs: Tensor, gradients: Tensor, factors: Tensor) -> Tensor:
     """[j, i]: the sum of factor_b * G_b. An example with factor zero adds exactly zero, whatever it holds."""
     return _sum_of_rows(inputs, gradients, factors.float().contiguous())
@@ -172,6 +200,31 @@ def _squares_of_tiles(inputs: Tensor, gradients: Tensor) -> Tensor:
 def _(inputs: Tensor, gradients: Tensor) -> Tensor:
     tiles = _tiles(gradients.shape[2], inputs.shape[2], *_NORM_TILES[:2])
     return inputs.new_empty(inputs.shape[0], tiles, dtype=torch.float32)
+
+
+@torch.library.custom_op("hush::row_products", mutates_args=())
+def _products_of_rows(inputs: Tensor, gradients: Tensor) -> tuple[Tensor, Tensor]:
+    inputs, gradients = inputs.contiguous(), gradients.contiguous()
+    batch, length, width = inputs.shape
+    outputs = gradients.shape[2]
+    down, across, options = _KEPT_TILES
+    tiles = _tiles(outputs, width, down, across)
+    kept = torch.empty(batch, outputs, width, dtype=torch.float32, device=inputs.device)
+    squares = torch.empty(batch, tiles, dtype=torch.float32, device=inputs.device)
+    _row_products[(tiles, batch)](
+        *_blocks(inputs, gradients, down, across), kept, squares, length, width, outputs,
+        BJ=down, BC=across, BP=_ROWS, **options,
+    )  # fmt: skip
+    return kept, squares
+
+
+@_products_of_rows.register_fake
+def _(inputs: Tensor, gradients: Tensor) -> tuple[Tensor, Tensor]:
+    batch, _, width = inputs.shape
+    outputs = gradients.shape[2]
+    tiles = _tiles(outputs, width, *_KEPT_TILES[:2])
+    kind = torch.float32
+    return inputs.new_empty(batch, outputs, width, dtype=kind), inputs.new_empty(batch, tiles, dtype=kind)
 
 
 @torch.library.custom_op("hush::row_sums", mutates_args=())
@@ -201,6 +254,7 @@ def _(inputs: Tensor, gradients: Tensor, factors: Tensor) -> Tensor:
 
 
 _NORM_TILES = (128, 128, {"num_warps": 8, "STAGES": 3})
+_KEPT_TILES = (128, 128, {"num_warps": 8, "STAGES": 3})
 _SUM_TILES = (128, 128, {"num_warps": 8, "STAGES": 3})
 
 
