@@ -4,9 +4,10 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.fx.experimental.proxy_tensor import make_fx
 
 from hush.gradients import FlatClip, clipped_sum
-from hush.tracing import compiled
+from hush.tracing import compiled, with_input_gradients_as_convolutions
 
 
 def sums_of(model: nn.Module) -> object:
@@ -33,7 +34,7 @@ def test_a_graph_that_draws_random_numbers_is_not_compiled() -> None:
 
 def test_compiled_sums_follow_parameters_and_data(monkeypatch: pytest.MonkeyPatch) -> None:
     """The graph itself, not what Inductor makes of it: that takes a compiler, and half a minute."""
-    monkeypatch.setattr(torch._inductor, "compile", lambda graph, inputs: lambda given: graph(given))
+    monkeypatch.setattr(torch._inductor, "compile", lambda graph, inputs, options: lambda given: graph(given))
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(5, 4), nn.Tanh(), nn.Linear(4, 3))
     run = sums_of(model)
@@ -48,10 +49,39 @@ def test_compiled_sums_follow_parameters_and_data(monkeypatch: pytest.MonkeyPatc
                 parameter.mul_(1.3)
 
 
-@pytest.mark.long
-def test_inductor_gives_the_same_sums() -> None:
+def convolutions() -> nn.Module:
+    first = nn.Conv2d(3, 8, 3, padding=1, stride=2)
+    second = nn.Conv2d(8, 6, (2, 3), dilation=(1, 2), padding=(0, 1), groups=2, bias=False)
+    last = (nn.ConvTranspose2d(6, 4, 2), nn.Flatten(), nn.LazyLinear(3))
+    return nn.Sequential(first, nn.GroupNorm(2, 8), nn.ReLU(), second, *last)
+
+
+def test_input_gradients_of_convolutions_as_transposed_convolutions() -> None:
+    """Strides that leave pixels unread, dilation, groups; transposed convolutions stay as they are."""
     torch.manual_seed(0)
-    run = sums_of(nn.Sequential(nn.Linear(5, 4), nn.Tanh(), nn.Linear(4, 3)))
-    given = batch()
+    model, given = convolutions().double(), [torch.randn(6, 3, 8, 7).double(), *batch()[1:]]
+    model(given[0])
+    run = sums_of(model)
+    want = run(given)
+    with torch.autograd.set_multithreading_enabled(False):
+        graph = make_fx(run)(given)
+    before = [node.target for node in graph.graph.nodes].count(torch.ops.aten.convolution_backward.default)
+    assert with_input_gradients_as_convolutions(graph)
+    after = [node.target for node in graph.graph.nodes].count(torch.ops.aten.convolution_backward.default)
+    assert after == before - 1
+    torch.testing.assert_close(graph(given), want, rtol=1e-12, atol=1e-14)
+    plain = make_fx(lambda tensors: [tensors[0] * 2])(given)
+    assert not with_input_gradients_as_convolutions(plain)
+
+
+@pytest.mark.long
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # by the compiler's own imports
+@pytest.mark.parametrize("images", [False, True])
+def test_inductor_gives_the_same_sums(images: bool) -> None:
+    torch.manual_seed(0)
+    model = convolutions() if images else nn.Sequential(nn.Linear(5, 4), nn.Tanh(), nn.Linear(4, 3))
+    given = [torch.randn(6, 3, 8, 7) if images else torch.randn(6, 5), *batch()[1:]]
+    model(given[0])
+    run = sums_of(model)
     want = run(given)
     torch.testing.assert_close(compiled(run, given)(given), want, rtol=1e-5, atol=1e-6)
