@@ -1,6 +1,7 @@
 """The progress bar: what it shows is public, and never an epsilon below what is spent."""
 
 import io
+import re
 import sys
 import time
 
@@ -35,7 +36,26 @@ def test_the_rate_counts_the_expected_lot_size(monkeypatch: pytest.MonkeyPatch) 
     assert progress.words(10)["rate"] == ""
 
 
+@pytest.mark.parametrize("columns", [80, 140])
+def test_a_bar_fits_its_terminal(columns: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    stream = Terminal()
+    monkeypatch.setattr(sys, "stderr", stream)
+    monkeypatch.setenv("COLUMNS", str(columns))
+    monkeypatch.setenv("TERM", "xterm")
+    with bar() as progress:
+        progress.learn(epsilon=1.234, note="accuracy 0.9531")
+        progress.reach(1)
+        progress.reach(200)
+    plain = re.sub(r"\x1b\[[0-9;?]*[a-zA-Z]", "", stream.getvalue())
+    last = [line for line in re.split(r"[\r\n]+", plain) if line.strip()][-1]
+    words = ("200/200", "epoch 2.0/2", "eps<=1.234/2", "accuracy 0.9531", ":")
+    for word in words if columns == 80 else ("200/200", "epoch 2.0 of 2", "epsilon <= 1.234 of 2", "examples/s", ":"):
+        assert word in last, last
+    assert "…" not in last
+
+
 def test_a_terminal_gets_a_bar_and_a_file_gets_lines(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "140")
     for stream in (Terminal(), io.StringIO()):
         monkeypatch.setattr(sys, "stderr", stream)
         with bar() as progress:

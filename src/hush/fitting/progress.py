@@ -11,6 +11,8 @@ from typing import Any
 from hush.accounting import Budget, rounded_up
 from hush.plan import Plan
 
+_WIDE = 110  # columns of a terminal that have room for whole words
+
 
 class Progress:
     """Shows how far a run is, on standard error; a bar on a terminal, a line now and then elsewhere.
@@ -43,7 +45,7 @@ class Progress:
         """What will be spent at most before the next call, and the last measurement on held-out data."""
         self._spent, self._note = epsilon, note or self._note
         if self._bar is not None:
-            self._bar.update(self._task, completed=step, **self.words(step))
+            self._bar.update(self._task, completed=step, **self._fitting_words(step))
 
     def reach(self, step: int) -> None:
         """Show that so many steps are done."""
@@ -52,7 +54,7 @@ class Progress:
         if self._first is None:
             self._first, self._began = step, time.monotonic()  # setting up before the first step is not its speed
         if self._bar is not None:
-            self._bar.update(self._task, completed=step, **self.words(step))
+            self._bar.update(self._task, completed=step, **self._fitting_words(step))
         elif step == self._steps or time.monotonic() - self._said > 15:
             self._said = time.monotonic()
             words = self.words(step)
@@ -68,6 +70,22 @@ class Progress:
             "rate": f"{done * self._lot_size / seconds:,.0f} examples/s" if done else "",
             "note": self._note,
         }
+
+    def _fitting_words(self, step: int) -> dict[str, str]:
+        """What stands beside the bar in a terminal of this width."""
+        words = self.words(step)
+        if self._bar.console.width < _WIDE:
+            words = {name: _shorter(text) for name, text in words.items()}
+        return words
+
+
+def _shorter(words: str) -> str:
+    """The same in fewer letters.
+
+    >>> _shorter("epsilon <= 1.2 of 2")
+    'eps<=1.2/2'
+    """
+    return words.replace(" of ", "/").replace("epsilon <= ", "eps<=").replace(" examples/s", "/s")
 
 
 def announce(plan: Plan, *, resumed: bool) -> None:
@@ -89,13 +107,14 @@ def _bar(steps: int) -> Any:
     except ImportError:
         return None
     return Bar(
-        BarColumn(),
+        BarColumn(bar_width=None),
         MofNCompleteColumn(),
         TextColumn("{task.fields[epoch]}"),
         TextColumn("[bold]{task.fields[spent]}"),
         TextColumn("{task.fields[rate]}"),
         TextColumn("[green]{task.fields[note]}"),
-        TimeRemainingColumn(),
+        TimeRemainingColumn(compact=True),
+        expand=True,
         console=Console(stderr=True),
         refresh_per_second=4,
     )
