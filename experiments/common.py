@@ -16,10 +16,12 @@ from side_by_side import Data
 from torch import Tensor
 
 from hush import data
+from hush.drawings import Glyphs
 from hush.pca import dp_pca
 from hush.streams import Key
 
 ROOT = Path(__file__).parents[1]
+WOBBLE = {"glyphs": 0.13, "rough glyphs": 0.3}  # alphabets that stand in for data: about as easy as MNIST, and harder
 Pictures = tuple[Tensor, Tensor, Tensor, Tensor]  # rows of pixels and labels for training, then for the test
 
 
@@ -109,11 +111,25 @@ def summary(values: list[float]) -> dict[str, Any]:
 @lru_cache(maxsize=2)
 def pixels(name: str, options: Options) -> Pictures:
     """Images as rows of numbers in [0, 1] and labels, on the device; a few hundred of them for --quick."""
+    if name in WOBBLE:
+        return drawn(WOBBLE[name], options)
     images = data.load(name)
     train, test = (300, 100) if options.quick else (None, None)
     parts = (images.train_x[:train], images.train_y[:train], images.test_x[:test], images.test_y[:test])
     train_x, train_y, test_x, test_y = (part.to(options.device) for part in parts)
     return train_x.flatten(1) / 255.0, train_y, test_x.flatten(1) / 255.0, test_y
+
+
+@lru_cache(maxsize=2)
+def drawn(wobble: float, options: Options) -> Pictures:
+    """As many drawings of ten glyphs as MNIST has digits, in the form of `pixels`; more wobble is harder to read."""
+    generator = torch.Generator(options.device).manual_seed(options.seed)
+    alphabet = Glyphs(10, generator=generator)
+    train, test = (300, 100) if options.quick else (60_000, 10_000)
+    labels = torch.randint(10, (train + test,), generator=generator, device=options.device)
+    parts = [alphabet.draw(part, generator=generator, wobble=wobble).flatten(1) for part in labels.split(2000)]
+    rows = torch.cat(parts)
+    return rows[:train], labels[:train], rows[train:], labels[train:]
 
 
 def pca(x: Tensor, *, dimensions: int, noise: float, seed: int) -> Tensor:

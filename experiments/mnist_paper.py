@@ -10,17 +10,13 @@ import json
 import math
 import random
 from dataclasses import asdict, dataclass
-from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
-import torch
 from budgets import DELTA, EXAMPLES, VALID, Cost, epsilons, noise_for
-from common import ROOT, Options, Pictures, pca, pixels, projected, run_script, summary
+from common import ROOT, Options, pca, pixels, projected, run_script, summary
 from side_by_side import FLAT, PER_LAYER, Run
 from training import train_all
-
-from hush.drawings import Glyphs
 
 EPSILONS = (0.5, 2.0, 8.0)
 PRINTED = {0.5: 0.90, 2.0: 0.95, 8.0: 0.97}
@@ -84,20 +80,9 @@ def candidates(epsilon: float, count: int, seed: int) -> list[Setting]:
     return found
 
 
-@lru_cache(maxsize=1)
-def glyphs(options: Options) -> Pictures:
-    """As many drawings of ten glyphs as MNIST has digits, as rows of numbers in [0, 1]; on the device."""
-    generator = torch.Generator(options.device).manual_seed(options.seed)
-    alphabet = Glyphs(10, generator=generator)
-    train, test = (300, 100) if options.quick else (60_000, 10_000)
-    labels = torch.randint(10, (train + test,), generator=generator, device=options.device)
-    rows = torch.cat([alphabet.draw(part, generator=generator).flatten(1) for part in labels.split(2000)])
-    return rows[:train], labels[:train], rows[train:], labels[train:]
-
-
 def trained(settings: list[Setting], data_set: str, options: Options, seed: int) -> list[float]:
     """Test accuracy of every setting on a data set; settings with equal PCA share a projection drawn from the seed."""
-    images = glyphs(options) if data_set == "glyphs" else pixels("mnist" if options.quick else data_set, options)
+    images = pixels("mnist" if options.quick and data_set == "fashion-mnist" else data_set, options)
     noises = sorted({s.pca_noise for s in settings})
     matrices = [pca(images[0], dimensions=60, noise=noise, seed=seed) for noise in noises]
     runs = [s.run(table=noises.index(s.pca_noise), quick=options.quick) for s in settings]
