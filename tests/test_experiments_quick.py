@@ -11,7 +11,8 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "experiments"))
 import all_figures
 from budgets import AS_PUBLISHED, CACHE, VALID, Cost
 from fig4_mnist_parameters import SWEEPS
-from results_page import figure4_lines, page
+from results_page import page
+from statements import figure4_lines
 
 from hush.accounting import Gaussian, PoissonSampled, moments, pld, renyi
 
