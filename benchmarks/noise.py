@@ -14,7 +14,7 @@ import statistics
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import torch
@@ -22,9 +22,13 @@ import torch
 from hush.chacha20 import fill_keystream
 from hush.discrete import _release, add_discrete_noise, grid_deviations
 from hush.gradients.bounded import BoundedSum, Group
+from hush.gradients.clip import FlatClip
 from hush.integers import OnGrid, discrete_gaussian, rounded_gaussian
+from hush.lots import PoissonLots
 from hush.noise import add_noise
 from hush.normals import RUN, Normals, fill_normals
+from hush.plan import Plan
+from hush.private import Private
 from hush.streams import Key
 
 SUBKEY = bytes(range(32))
@@ -249,32 +253,46 @@ class FrameworkRelease:
         """The generator keeps count itself."""
 
 
+def captured_step(name: str, noise: Literal["gaussian", "discrete"]) -> Callable[[], None]:
+    """One private step of a case, captured: lot, forward, backward, clipping, noise, update."""
+    from cases import cases
+    from forms import prepare
+
+    case = cases("cuda")[name]
+    model, x, y, optimizer = prepare(case, "cuda")
+    plan = Plan(lots=PoissonLots(len(x), len(x)), steps=10**6, clip=FlatClip(1.0), noise_multiplier=1.0)
+    private = Private(model, plan, selfcheck=False, noise=noise)
+    lots, run = private.lots(), private.capture(lambda x, y: case.forward(model, x, y))
+
+    def step() -> None:
+        for _ in next(lots).batches(len(x), pad=True):
+            run(x, y)
+        private.step(optimizer)
+
+    return step
+
+
 def step_rows(name: str, rounds: int) -> dict[str, float]:
     """Milliseconds of one captured private step, with the secure stream and with torch's generator, in turns."""
-    from cases import cases
-    from forms import hush_captured
     from measure import interleaved
 
     from hush import update
     from hush.kernels import gaussian
 
-    case, secure = cases("cuda")[name], gaussian.Release
+    secure = gaussian.Release
     update._WHOLE_BELOW = 0  # the release in a graph of its own, where torch's can take its place
     steps = {}
-    for label, release in (("framework", FrameworkRelease), ("secure", secure)):
+    for label, release in (("framework", FrameworkRelease), ("secure", secure), ("float-safe", secure)):
         gaussian.Release = release  # type: ignore[assignment,misc]
-        steps[label] = hush_captured(case, "cuda")
+        steps[label] = captured_step(name, "discrete" if label == "float-safe" else "gaussian")
         for _ in range(6):  # the update is captured by then
             steps[label]()
     assert FrameworkRelease.launches == 1, "the step with torch's generator was not captured once and then replayed"
     FrameworkRelease.launches = 0
     gaussian.Release = secure  # type: ignore[misc]
     taken = interleaved(steps, base="framework", rounds=rounds, device="cuda", slot=0.1)
-    return {
-        "framework": taken.timings["framework"].milliseconds,
-        "secure": taken.timings["secure"].milliseconds,
-        "secure / framework": taken.timings["secure"].ratio,
-    }
+    ratios = {f"{label} / framework": taken.timings[label].ratio for label in ("secure", "float-safe")}
+    return {label: timing.milliseconds for label, timing in taken.timings.items()} | ratios
 
 
 def main() -> None:
@@ -303,7 +321,8 @@ def main() -> None:
     for case in ("cnn24", "wrn16-4", "gpt2-512") if on_gpu and "steps" in wanted else ():
         row = result.setdefault("steps", {})[case] = step_rows(case, options.repeats)
         print(f"{case}: a captured step takes {row['framework']:.3f} ms with torch.randn")
-        print(f"  {row['secure']:.3f} ms with the secure stream, {100 * (row['secure / framework'] - 1):+.1f} %")
+        for label in ("secure", "float-safe"):
+            print(f"  {label:12s}{row[label]:8.3f} ms, {100 * (row[f'{label} / framework'] - 1):+.1f} %")
     if options.json:
         options.json.write_text(json.dumps(result, indent=1) + "\n")
 

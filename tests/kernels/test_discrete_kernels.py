@@ -125,7 +125,7 @@ def test_a_number_that_is_drawn_again_is_the_cpus() -> None:
 
 @pytest.mark.parametrize("rounded, sigma", [(True, 128.0), (False, 3e4)])
 def test_what_float32_cannot_settle_is_settled_as_on_the_cpu(rounded: bool, sigma: float) -> None:
-    draw = [(600, sigma)]
+    draw = [(400, sigma)]
     # A wide margin sends many numbers to the arithmetic of 128 bits; they must come out the same.
     assert np.array_equal(drawn(draw, rounded=rounded, margin=2e-3, step=1), on_cpu(draw, rounded=rounded, step=1))
 
@@ -208,7 +208,7 @@ def test_shares_are_as_exact_as_their_bounds_say(sigma: float) -> None:
 def test_totals_of_any_kind_are_rounded_and_cut_as_on_the_cpu() -> None:
     special = torch.tensor([math.nan, math.inf, -math.inf, 1e30, -1e30, 0.5, 1.5, 2.5, -0.5, -1.5, 2.0**23 + 1])
     total = BoundedSum({"a": special * 2.0**-13, "b": torch.randn(40)}, (Group(("a",), 1.0), Group(("b",), 0.02)))
-    for dtype, out in ((torch.float32, torch.float32), (torch.float64, torch.float32), (torch.float16, torch.float64)):
+    for dtype, out in ((torch.float32, torch.float32), (torch.float16, torch.float64)):
         tensors = {name: tensor.to(dtype) for name, tensor in total.tensors.items()}
         normals = Normals(Key.from_seed(0))
         places = {name: torch.empty(tensor.shape, dtype=out) for name, tensor in tensors.items()}
