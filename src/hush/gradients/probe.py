@@ -63,7 +63,7 @@ def probe(losses: Tensor, edges: Sequence[GradientEdge]) -> list[Finding]:
         if unsteady and finding.layout is None and not (blank or differs[place]):
             # Two passes may agree by chance and a third not. Without that evidence only a clear layout is believed.
             second = _finding(loose[place], codes, batch, blank)
-            if second.certain and second.layout is not None and second.layout.order is None:
+            if second.certain and second.layout is not None:
                 finding = second
         findings.append(finding)
     return findings
