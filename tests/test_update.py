@@ -1,8 +1,10 @@
 """Captured steps give the numbers of plain ones, whatever happens between them. Without a GPU graphs are played."""
 
 from collections.abc import Callable
+from itertools import product
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
@@ -13,6 +15,7 @@ pytest.importorskip("triton")
 
 from hush.gradients.clip import FlatClip, QuantileClip
 from hush.lots import PoissonLots
+from hush.normals import fill_normals
 from hush.plan import Plan
 from hush.private import Private
 
@@ -26,17 +29,26 @@ def studio(monkeypatch: pytest.MonkeyPatch) -> Studio | None:
     return None if ON_GPU else play_graphs_on_cpu(monkeypatch)
 
 
+class Doubling(nn.Module):
+    """Does another thing in training mode than else."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return 2 * x if self.training else x
+
+
 class Run:
     """A small training, seeded; captured or by the plain loop."""
 
     def __init__(self, *, captured: bool, kind: str = "sgd", steps: int = 8, size: int = 40, **changes: Any) -> None:
         torch.manual_seed(0)
-        self.model = nn.Sequential(nn.Linear(6, 5), nn.ReLU(), nn.Linear(5, 3)).to(DEVICE)
-        self.x, self.y = torch.randn(N, 6).to(DEVICE), torch.randint(0, 3, (N,)).to(DEVICE)
+        dtype = changes.pop("dtype", torch.float32)
+        self.model = nn.Sequential(nn.Linear(6, 5), nn.ReLU(), Doubling().eval(), nn.Linear(5, 3))
+        self.model.to(DEVICE, dtype)
+        self.x, self.y = torch.randn(N, 6).to(DEVICE, dtype), torch.randint(0, 3, (N,)).to(DEVICE)
         self.optimizer = optimizers()[kind](self.model.parameters())
         settings = {"lots": PoissonLots(N, 20), "clip": FlatClip(1.0), "noise_multiplier": 1.0} | changes
-        noise = settings.pop("noise", "gaussian")
-        self.private = Private(self.model, Plan(steps=steps, **settings), seed=3, noise=noise)
+        noise, seed = settings.pop("noise", "gaussian"), settings.pop("seed", 3)
+        self.private = Private(self.model, Plan(steps=steps, **settings), seed=seed, noise=noise)
         self.captured, self.size = captured, size
         self.run = self.private.capture(self.losses)
         self.gradients: list[Tensor] = []
@@ -113,8 +125,9 @@ def test_captured_steps_equal_plain_steps(kind: str, studio: Studio | None) -> N
         {"clip": QuantileClip(initial=1.0, count_noise=5.0)},
         {"noise_multiplier": 0.0},
         {"noise": "discrete", "kind": "plain", "steps": 3},
+        {"dtype": torch.bfloat16},  # sums in float32, parameters not
     ],
-    ids=["spilled", "sometimes", "empty", "noise", "clip", "two clips", "quantile", "no noise", "discrete"],
+    ids=["spilled", "sometimes", "empty", "noise", "clip", "two clips", "quantile", "no noise", "discrete", "half"],
 )
 def test_lots_of_every_kind_equal_plain_ones(changes: dict[str, Any], studio: Studio | None) -> None:
     captured, plain = Run(captured=True, **changes).train(), Run(captured=False, **changes).train()
@@ -145,9 +158,13 @@ def freeze(run: Run, step: int) -> None:
     run.model[0].weight.requires_grad_(step not in (4, 5, 6))
 
 
+def change_mode(run: Run, step: int) -> None:
+    run.model[2].train(step == 5)
+
+
 def look_on(run: Run, step: int) -> None:
     run.model.eval()(run.x)
-    run.model.train()
+    run.model.train()[2].eval()
 
 
 def swap_optimizer(run: Run, step: int) -> None:
@@ -162,7 +179,17 @@ def resume(run: Run, step: int) -> None:
 
 @pytest.mark.parametrize(
     "between",
-    [change_rate, change_rate_always, load_parameters, move_parameters, freeze, look_on, swap_optimizer, resume],
+    [
+        change_rate,
+        change_rate_always,
+        load_parameters,
+        move_parameters,
+        freeze,
+        change_mode,
+        look_on,
+        swap_optimizer,
+        resume,
+    ],
     ids=lambda function: function.__name__,
 )
 def test_what_changes_between_steps_is_seen(between: Callable[[Run, int], None], studio: Studio | None) -> None:
@@ -211,8 +238,8 @@ def test_lots_that_are_begun_again_given_up_or_left_empty(studio: Studio | None)
 
 
 def test_parameters_that_change_under_a_batch_are_refused(studio: Studio | None) -> None:
-    for how in ("value", "storage"):
-        run = Run(captured=True)
+    for how, noise in (("value", 1.0), ("storage", 1.0), ("value", 0.0)):  # without noise there is no captured update
+        run = Run(captured=True, noise_multiplier=noise)
         with pytest.raises(RuntimeError, match="were changed between the batch and"):
             for lot in run.private.lots():
                 run.batches(lot)
@@ -285,12 +312,13 @@ def test_large_models_take_two_launches(studio: Studio | None, monkeypatch: pyte
 
 
 def test_a_mask_that_the_user_wrote_into_counts_and_padding_never_does(studio: Studio | None) -> None:
-    def masked(captured: bool, passed: bool) -> Run:
-        run = Run(captured=captured, kind="plain")
+    def masked(captured: bool, passed: bool, lots: PoissonLots) -> Run:
+        run = Run(captured=captured, kind="plain", lots=lots)
         for lot in run.private.lots():
             for index, mask in lot.batches(run.size, pad=True):
                 rows = run.x[index.to(DEVICE)], run.y[index.to(DEVICE)]
-                mask[:] = index % 3 != lot.step % 3  # padding is example 0: it would count now and then
+                if lot.step % 3:
+                    mask[:] = index % 3 != lot.step % 3  # padding is example 0: it would count now and then
                 given = mask if passed else None
                 if captured:
                     run.run(*rows, mask=given)
@@ -299,19 +327,70 @@ def test_a_mask_that_the_user_wrote_into_counts_and_padding_never_does(studio: S
             run.step()
         return run
 
-    def oracle() -> Run:
-        run = Run(captured=False, kind="plain")
+    def oracle(lots: PoissonLots) -> Run:
+        run = Run(captured=False, kind="plain", lots=lots)
         for lot in run.private.lots():
             for index in lot.batches(run.size):
-                keep = index % 3 != lot.step % 3
+                keep = (index % 3 != lot.step % 3) | (lot.step % 3 == 0)
                 run.private.backward(run.losses(run.x[index.to(DEVICE)], run.y[index.to(DEVICE)]), keep)
             run.step()
         return run
 
-    for captured in (False, True):
-        for passed in (False, True):
-            for one, other in zip(masked(captured, passed).gradients, oracle().gradients, strict=True):
+    for lots in (PoissonLots(N, 20), PoissonLots(N, N)):
+        for captured, passed in product((False, True), (False, True)):
+            found = masked(captured, passed, lots)
+            for one, other in zip(found.gradients, oracle(lots).gradients, strict=True):
                 torch.testing.assert_close(one, other, rtol=1e-5, atol=1e-6)
+
+
+def test_a_batch_can_be_computed_before_its_step(studio: Studio | None) -> None:
+    run = Run(captured=True)
+    for lot in run.private.lots():
+        run.batches(lot)
+        if lot.step in (1, 6):
+            run.run.finish()
+        run.step()
+    assert_same(run, Run(captured=False).train())
+
+
+def test_a_captured_step_uses_its_noise_up(studio: Studio | None) -> None:
+    run = Run(captured=True).train()
+    with pytest.raises(RuntimeError, match="noise for step 7 was asked for after that of step 7"):
+        run.private._releaser._normals.begin(7)
+
+
+def test_a_new_key_is_used_from_the_next_step_on(studio: Studio | None) -> None:
+    run, old = Run(captured=True, kind="plain", seed=None, steps=9, noise_multiplier=1e5), b""
+    for lot in run.private.lots():
+        run.batches(lot)
+        run.step()
+        subkey = run.private._releaser._normals.subkey()
+        numbers = np.empty(run.gradients[-1].numel(), np.float32)
+        fill_normals(numbers, subkey, lot.step)
+        torch.testing.assert_close(run.gradients[-1].cpu(), torch.from_numpy(numbers) * 1e5 / 20, rtol=1e-2, atol=10.0)
+        if lot.step == 5:
+            run.private.load_state_dict(run.private.state_dict())
+            old = subkey
+    assert subkey != old
+
+
+def test_nothing_stays_in_the_gradients_when_a_capture_is_interrupted(
+    studio: Studio | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from hush import graphs
+
+    run, real = Run(captured=True, kind="plain"), graphs.record
+
+    def interrupted(function: Callable[[], Any], *, beside: Any = None) -> Any:
+        found = real(function, beside=beside)
+        if beside is not None:
+            raise KeyboardInterrupt
+        return found
+
+    monkeypatch.setattr(graphs, "record", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        run.train()
+    assert len(run.gradients) == 1 and all(p.grad is None for p in run.model.parameters())
 
 
 @pytest.mark.skipif(not ON_GPU, reason="needs a GPU")
