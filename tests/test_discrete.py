@@ -94,6 +94,32 @@ def test_the_exact_comparison_agrees_with_the_fast_one(
     assert len(calls) >= 1500
 
 
+@pytest.mark.parametrize("sigma", [0.01, 0.3, 5.0, 127.0, 128.0, 1e6])
+def test_the_bits_that_are_missing_cannot_move_a_share_past_the_margin(sigma: float) -> None:
+    stairs = integers.staircase(sigma, rounded=True)
+    rng = np.random.default_rng(0)
+    cells = rng.integers(0, len(stairs.weights), 300)
+    places = rng.integers(0, 1 << 32, 300, dtype=np.uint32)
+    with mpmath.workdps(40):
+        full, width = mpmath.mpf(stairs.height.numerator) / stairs.height.denominator, mpmath.mpf(2) ** stairs.shift
+
+        def share(cell: int, a: int, unit: int) -> mpmath.mpf:
+            x = (cell + mpmath.mpf(a) / unit) * width / mpmath.mpf(sigma)
+            return full * mpmath.exp(-x * x / 2) / (2 * stairs.weights[cell])
+
+        c = float(stairs.curvature)
+        for cell, place in zip(cells.tolist(), places.tolist(), strict=True):
+            rough = [
+                stairs.shares[cell] * np.exp(-c * integers._product(np.uint32(a), cell))
+                for a in (place, 0xFFFFFFFF - place)
+            ]
+            for rest in (0, (1 << 96) - 1):
+                whole = (place << 96) + rest
+                exact = [share(cell, a, 1 << 128) for a in (whole, (1 << 128) - 1 - whole)]
+                assert abs(exact[0] - rough[0]) + mpmath.mpf(2) ** -33 < integers._margin(sigma)
+                assert abs(sum(exact) - sum(rough)) + mpmath.mpf(2) ** -33 < integers._margin(sigma)
+
+
 @pytest.mark.parametrize("rounded", [True, False])
 def test_the_exact_comparison_decides_within_a_hair(rounded: bool) -> None:
     stairs = integers.staircase(5000.0, rounded=rounded)

@@ -188,8 +188,7 @@ def _judge(
     both = one + share * np.exp(-c * _product(mirror, cell))
     at = (level.astype(np.float64) + 0.5) * 2.0**-32
     mirrored, accepted = at >= one, at < both
-    # Twice the half unit of the level and what the place's further bits can move, with a slope of at most 13 / sigma.
-    margin = _UNIT * (1 + 2 * _CUT / stairs.sigma)
+    margin = _margin(stairs.sigma)
     for k in np.flatnonzero((np.abs(at - one) <= margin) | (np.abs(at - both) <= margin)).tolist():
         further = bytearray(64)
         fill_keystream(memoryview(further), subkey, nonce, FURTHER + attempt * ATTEMPT + int(numbers[k]))
@@ -203,6 +202,11 @@ def _judge(
     else:
         accepted &= ~(negative & (whole == 0))  # zero has one sign
     return np.where(negative, -whole, whole), accepted
+
+
+def _margin(sigma: float) -> float:
+    """Twice the half unit of the level, and what the further bits of the place can move at a slope of 13 / sigma."""
+    return _UNIT * (1 + 2 * _CUT / sigma)
 
 
 def _product(place: Words, cell: Integers) -> npt.NDArray[np.float64]:

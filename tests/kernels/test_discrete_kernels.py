@@ -14,11 +14,13 @@ import triton
 import triton.language as tl
 
 from hush import integers, kernels
+from hush.chacha20 import chacha20_blocks
 from hush.discrete import add_discrete_noise, grid_deviations
 from hush.gradients.bounded import BoundedSum, Group
 from hush.integers import OnGrid, discrete_gaussian, rounded_gaussian, staircase
 from hush.kernels import discrete
-from hush.kernels.integers import MARGIN, _exact_share, _shares, _times, staircase_on
+from hush.kernels.chacha20 import state_words
+from hush.kernels.integers import MARGIN, _decided, _exact_share, _further, _shares, _times, staircase_on
 from hush.normals import Normals
 from hush.streams import Key
 
@@ -203,6 +205,65 @@ def test_shares_are_as_exact_as_their_bounds_say(sigma: float) -> None:
             # A level of float32 is wrong by another rounding: 2^-24.
             assert abs(rough[0, k].item() - one) < MARGIN - 2.0**-23
             assert abs(rough[1, k].item() - both) < MARGIN - 2.0**-23
+
+
+@triton.jit
+def _further_of(state, attempts, numbers, out, n: tl.constexpr):  # type: ignore[no-untyped-def]
+    at = tl.arange(0, n)
+    a, b, c, d, e, f = _further(state + 1, tl.load(state), tl.load(attempts + at), tl.load(numbers + at))
+    tl.store(out + at, a.to(tl.int64))
+    tl.store(out + n + at, b.to(tl.int64))
+    tl.store(out + 2 * n + at, c.to(tl.int64))
+    tl.store(out + 3 * n + at, d.to(tl.int64))
+    tl.store(out + 4 * n + at, e.to(tl.int64))
+    tl.store(out + 5 * n + at, f.to(tl.int64))
+
+
+def test_further_bits_are_the_cpus() -> None:
+    attempts, numbers = torch.tensor([0, 0, 1, 5]), torch.tensor([0, 7, 2**40 + 3, 2**44 - 1])
+    state = torch.tensor(state_words(SUBKEY, 9), dtype=torch.int64, device=DEVICE)
+    out = torch.zeros(6, 4, dtype=torch.int64, device=DEVICE)
+    _further_of[(1,)](state, attempts.to(DEVICE), numbers.to(DEVICE), out, n=4)
+    for k in range(4):
+        block = integers.FURTHER + int(attempts[k]) * integers.ATTEMPT + int(numbers[k])
+        assert out[:, k].tolist() == chacha20_blocks(SUBKEY, 9, block, 1)[0, :6].tolist()
+
+
+@triton.jit
+def _decisions_of(stairs, cells, v, w, a, b, out, ROUNDED: tl.constexpr, n: tl.constexpr):  # type: ignore[no-untyped-def]
+    at = tl.arange(0, n)
+    accepted, taken = _decided(
+        stairs, tl.load(cells + at), tl.load(v + at).to(tl.uint64), tl.load(w + at).to(tl.uint64),
+        tl.load(a + at).to(tl.uint64), tl.load(b + at).to(tl.uint64), ROUNDED,
+    )  # fmt: skip
+    tl.store(out + at, tl.where(accepted, taken.to(tl.int64), -1))
+
+
+@pytest.mark.parametrize("rounded, sigma", [(True, 128.0), (True, 2.0**36), (False, 5e3), (False, 2.0**30)])
+def test_the_kernel_decides_within_a_hair_of_the_border(rounded: bool, sigma: float) -> None:
+    stairs, rng, cases = staircase(sigma, rounded=rounded), np.random.default_rng(2), []
+    mask = (1 << 128) - 1 if rounded else stairs.mask << 96
+    with mpmath.workdps(60):
+        full, width = mpmath.mpf(stairs.height.numerator) / stairs.height.denominator, mpmath.mpf(2) ** stairs.shift
+        for _ in range(16):
+            cell, whole = int(rng.integers(0, 500)), int.from_bytes(rng.bytes(16), "little")
+            places = [whole & mask, ~whole & mask]
+            x = [(cell + mpmath.mpf(place) / 2**128) * width / mpmath.mpf(sigma) for place in places]
+            shares = [full * mpmath.exp(-z * z / 2) / (2 * stairs.weights[cell]) for z in x]
+            first, second = int(shares[0] * 2**128), int((shares[0] + shares[1]) * 2**128)
+            here, mirror = places[0] >> 96, places[1] >> 96
+            for level, answer in (
+                (first - 2**14, here), (first + 2**14, mirror), (second - 2**14, mirror), (second + 2**14, -1)
+            ):  # fmt: skip
+                cases.append((cell, level, whole, answer))
+    cells, levels, wholes, answers = zip(*cases, strict=True)
+    out = torch.zeros(64, dtype=torch.int64, device=DEVICE)
+    _decisions_of[(1,)](
+        staircase_on(torch.device(DEVICE), sigma, rounded=rounded),
+        torch.tensor(cells, dtype=torch.int32, device=DEVICE), *words_of(list(levels)), *words_of(list(wholes)), out,
+        ROUNDED=rounded, n=64,
+    )  # fmt: skip
+    assert out.tolist() == list(answers)
 
 
 def test_totals_of_any_kind_are_rounded_and_cut_as_on_the_cpu() -> None:

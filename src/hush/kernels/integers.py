@@ -159,31 +159,45 @@ def _wide(first, second):  # type: ignore[no-untyped-def]
 
 
 @triton.jit
+def _further(key_at, step, attempt, number):  # type: ignore[no-untyped-def]
+    """The six further words of an attempt at a number, of block 2^63 + attempt 2^48 + number."""
+    block = (attempt * 281474976710656 + number) ^ (-9223372036854775807 - 1)
+    l0, l1, l2, p0, p1, p2, _6, _7, _8, _9, _10, _11, _12, _13, _14, _15 = chacha20_block(key_at, step, block)
+    return l0, l1, l2, p0, p1, p2
+
+
+@triton.jit
+def _decided(stairs, cell, v, w, a, b, ROUNDED: tl.constexpr):  # type: ignore[no-untyped-def]
+    """Whether the level (v, w) takes place or mirror image of (a, b), and the first word of the one it takes."""
+    c, d = ~a, ~b
+    if not ROUNDED:
+        mask = (tl.load(stairs + 1) << 32).to(tl.uint64)
+        a, b = a & mask, b & 0
+        c, d = c & mask, d & 0
+    one, one_low = _exact_share(stairs, cell, a, b)
+    other, other_low = _exact_share(stairs, cell, c, d)
+    both, both_low = _plus(one, one_low, other, other_low)
+    here = (v < one) | ((v == one) & (w < one_low))
+    accepted = (v < both) | ((v == both) & (w < both_low))
+    return accepted, tl.where(here, a, c) >> 32
+
+
+@triton.jit
 def settled(key_at, step, number, stairs, ROUNDED: tl.constexpr):  # type: ignore[no-untyped-def]
     """One number of the draw, from the beginning, with all its bits."""
     value = number & 0
-    mask = (tl.load(stairs + 1) << 32).to(tl.uint64)
     attempt = number & 0
     while attempt >= 0:
         block = 3 * attempt * REGION + number // 16
         chosen = _word_of(key_at, step, block, number % 16)
         level = _word_of(key_at, step, block + REGION, number % 16)
         place = _word_of(key_at, step, block + 2 * REGION, number % 16)
-        further = (attempt * 281474976710656 + number) ^ (-9223372036854775807 - 1)  # 2^63 + attempt 2^48 + number
-        l0, l1, l2, p0, p1, p2, _6, _7, _8, _9, _10, _11, _12, _13, _14, _15 = chacha20_block(key_at, step, further)
-        v, w = _wide(level, l0), _wide(l1, l2)
-        a, b = _wide(place, p0), _wide(p1, p2)
-        c, d = ~a, ~b
-        if not ROUNDED:
-            a, b = a & mask, b & 0
-            c, d = c & mask, d & 0
+        l0, l1, l2, p0, p1, p2 = _further(key_at, step, attempt, number)
         cell = _cell(stairs, chosen)
-        one, one_low = _exact_share(stairs, cell, a, b)
-        other, other_low = _exact_share(stairs, cell, c, d)
-        both, both_low = _plus(one, one_low, other, other_low)
-        here = (v < one) | ((v == one) & (w < one_low))
-        accepted = (v < both) | ((v == both) & (w < both_low))
-        value = _integer(stairs, cell, tl.where(here, a >> 32, c >> 32), chosen, ROUNDED)
+        accepted, taken = _decided(
+            stairs, cell, _wide(level, l0), _wide(l1, l2), _wide(place, p0), _wide(p1, p2), ROUNDED
+        )
+        value = _integer(stairs, cell, taken, chosen, ROUNDED)
         if not ROUNDED:
             accepted = accepted & ((value != 0) | ((chosen & 1) == 0))
         attempt = tl.where(accepted, -1, attempt + 1)
