@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 import torch
+from recorder import play_graphs_on_cpu
 from test_fit import BUDGET, blobs
 from torch import Tensor, nn
 from torch.nn import functional as F
@@ -71,6 +72,20 @@ def test_hazard_22_a_seeded_run_resumes_bit_for_bit(tmp_path: Path) -> None:
     label = "accuracy"
     assert [entry[label] for entry in resumed.history] == [entry[label] for entry in whole.history]
     assert resumed.statement.facts["resumed"] == 1 and "once from checkpoints" in str(resumed.statement)
+
+
+def test_hazard_22_a_captured_run_with_dropout_resumes_bit_for_bit(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Capturing runs the model a few times; that must not move the random numbers of the steps."""
+    pytest.importorskip("triton")
+    studio = play_graphs_on_cpu(monkeypatch)
+    whole = train(job(), conduct(tmp_path / "whole", seed=4))
+    assert sum(studio.replays) > 40
+    with pytest.raises(Crash):
+        train(job(crash_at=3), conduct(tmp_path / "cut", seed=4, checkpoint_every=7))
+    resumed = train(job(), conduct(tmp_path / "cut", seed=4, checkpoint_every=7, resume=True))
+    assert resumed.steps == 50 and same(resumed.model, whole.model)
 
 
 def test_hazard_22_a_secure_run_never_uses_its_noise_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

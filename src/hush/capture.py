@@ -116,7 +116,9 @@ class Region:
                 return None, False
             if len(self._captured) == _KEPT:
                 del self._captured[next(iter(self._captured))]
-            found = self._captured[key] = self._capture(parameters, clip, batch, handed)
+            gpu = [leaves[0].device] if leaves[0].is_cuda else []
+            with torch.random.fork_rng(devices=gpu):  # a resumed run captures anew, and must draw what it would have
+                found = self._captured[key] = self._capture(parameters, clip, batch, handed)
         _fill(found, leaves, handed)
         return Placed(found, owned), not new
 
