@@ -123,8 +123,13 @@ def place_for(total: Tensor, out: Tensor | None) -> Tensor:
 
 
 def _release(parts: Sequence[Part], scale: float, numbers: Floats) -> None:
-    noises = torch.from_numpy(numbers).to(parts[0].total.device).split([part.total.numel() for part in parts])
-    for part, noise in zip(parts, noises, strict=True):
-        # Two passes, and one rounding into the dtype of `out`.
-        noise.mul_(part.deviation * scale)
-        torch.add(noise.view(part.total.shape), part.total, alpha=scale, out=part.out)
+    noise = torch.from_numpy(numbers).to(parts[0].total.device)
+    noises = noise.split([part.total.numel() for part in parts])
+    # Two passes, and one rounding into the dtype of `out`.
+    if len({part.deviation for part in parts}) == 1:
+        noise.mul_(parts[0].deviation * scale)
+    else:
+        for part, own in zip(parts, noises, strict=True):
+            own.mul_(part.deviation * scale)
+    for part, own in zip(parts, noises, strict=True):
+        torch.add(own.view(part.total.shape), part.total, alpha=scale, out=part.out)

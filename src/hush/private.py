@@ -19,7 +19,6 @@ from hush.gradients.clipped import clipped_sum
 from hush.guards import Guard, check_groups, check_optimizer
 from hush.ledger import Ledger
 from hush.lots import Lot
-from hush.optim import NoiseAware
 from hush.padding import Handed, rows_that_count
 from hush.plan import Plan, clip_from_dict, clip_to_dict
 from hush.releasing import Due, Releaser
@@ -132,8 +131,9 @@ class Private:
         deviations, following = self._releaser.release(self._sum, self._due)
         self._clip = following or self._clip
         self._close_lot()  # before the optimizer: whatever happens there, this lot's noise is never drawn again
-        if isinstance(optimizer, NoiseAware):
-            optimizer.expect_noise({self._parameters[name]: deviation for name, deviation in deviations.items()})
+        expect_noise = getattr(optimizer, "expect_noise", None)  # a NoiseAware; to ask for the protocol takes long
+        if expect_noise is not None:
+            expect_noise({self._parameters[name]: deviation for name, deviation in deviations.items()})
         optimizer.step()
 
     def restart(self) -> None:

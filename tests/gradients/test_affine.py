@@ -65,7 +65,7 @@ def test_each_large_tensor_is_read_by_one_product(kind: str, monkeypatch: pytest
         "joint": [(40, 16)],
         "joint, exact width": [(40, 16)],
         "wide": [(210, 200), (1, 210)],
-        "narrow": [(6, 40), (1, 6)],
+        "narrow": [(6, 40)],
     }
     assert seen == wanted[kind]
 

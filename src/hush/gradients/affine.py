@@ -55,7 +55,7 @@ class Affine:
         width = inputs.shape[1]
         if width >= gradients.shape[1]:
             scaled = gradients * factors
-            return self._added(scaled, inputs), self._added(torch.ones_like(factors), scaled)[0]
+            return self._added(scaled, inputs), self._bias(scaled)
         if _COLUMNS_WORTH_COPYING * width > inputs.shape[0]:
             return self._added(gradients, inputs * factors), self._added(factors, gradients)[0]
         scaled = inputs.new_zeros(inputs.shape[0], _ALIGNED * (width // _ALIGNED + 1))
@@ -63,6 +63,11 @@ class Affine:
         scaled[:, width : width + 1] = factors
         both = self._added(gradients, scaled)
         return both[:, :width].contiguous(), both[:, width].contiguous()
+
+    def _bias(self, scaled: Tensor) -> Tensor:
+        if self.layout.batch <= ONE_CHAIN:
+            return scaled.sum(0)
+        return self._added(scaled.new_ones(scaled.shape[0], 1), scaled)[0]
 
     def _added(self, left: Tensor, right: Tensor) -> Tensor:
         if self.layout.batch <= ONE_CHAIN:

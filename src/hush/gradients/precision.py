@@ -24,6 +24,7 @@ Across the batches of a lot sums are added in fp64 (`BoundedSum.__add__`): 10,00
 """
 
 from collections.abc import Sequence
+from functools import cache
 from typing import Any
 
 import torch
@@ -34,6 +35,7 @@ from hush.gradients.site import RHO, Contribution
 ACCUMULATION = 1e-6
 
 
+@cache
 def unit(dtype: torch.dtype) -> float:
     """The unit roundoff of sums in this dtype."""
     return torch.finfo(dtype).eps / 2
