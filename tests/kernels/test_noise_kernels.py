@@ -9,6 +9,9 @@ from torch import Tensor
 
 pytest.importorskip("triton")
 
+import triton
+import triton.language as tl
+
 from hush import kernels, noise
 from hush.chacha20 import chacha20_blocks
 from hush.gradients.bounded import BoundedSum, Group
@@ -83,6 +86,28 @@ def test_a_draw_of_several_runs_follows_the_cpu() -> None:
         gaussian.release(parts, scale=1.0, subkey=SUBKEY, step=0)
         assert_released(parts, 1.0, 0)
         gaussian._first_segments.cache_clear()
+
+
+@triton.jit
+def _turned_of(angles, x, y, n: tl.constexpr):  # type: ignore[no-untyped-def]
+    at = tl.arange(0, n)
+    cosine, sine = gaussian._turned(tl.load(angles + at))
+    tl.store(x + at, cosine)
+    tl.store(y + at, sine)
+
+
+def test_angles_are_turned_to_float32_accuracy() -> None:
+    words = np.linspace(-(2**31), 2**31 - 1, 1 << 16).astype(np.int64).astype(np.float32)
+    angles = words * np.float32(math.pi * 2.0**-31)
+    borders = np.float32(math.pi / 4) * np.arange(-4, 5, dtype=np.float32)
+    for at, border in enumerate(borders):
+        angles[3 * at : 3 * at + 3] = [np.nextafter(border, -9), border, np.nextafter(border, np.float32(9))]
+    angles = angles.clip(-np.float32(math.pi), np.float32(math.pi))
+    out = torch.empty(2, len(angles), device=DEVICE)
+    _turned_of[(1,)](torch.from_numpy(angles).to(DEVICE), *out, n=len(angles))
+    wide = angles.astype(np.float64)
+    for got, want in zip(out.cpu().double().numpy(), (np.cos(wide), np.sin(wide)), strict=True):
+        assert np.abs(got - want).max() < 2.0**-23
 
 
 def refined_place(step: int) -> int | None:

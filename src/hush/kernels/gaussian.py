@@ -22,11 +22,29 @@ _RUN = tl.constexpr(RUN)
 
 
 @triton.jit
+def _turned(angle):  # type: ignore[no-untyped-def]
+    """Cosine and sine of an angle in [-pi, pi], each to 2^-23, by far fewer instructions than in general."""
+    quarter = tl.floor(angle * 0.6366197723675814 + 0.5)
+    # Two parts of pi / 2: the first product is exact by fused multiply-add, the second brings the missing digits.
+    y = tl.fma(-quarter, 1.5707963705062866, angle)
+    y = tl.fma(-quarter, -4.371139000186241e-08, y)
+    z = y * y
+    sine = tl.fma(tl.fma(-0.00019495291053317487, z, 0.008331975899636745), z, -0.16666650772094727)
+    sine = tl.fma(sine, z * y, y)
+    cosine = tl.fma(tl.fma(2.4438089894829318e-05, z, -0.0013887364184483886), z, 0.04166664555668831)
+    cosine = tl.fma(cosine, z * z, tl.fma(z, -0.5, 1.0))
+    turn = quarter.to(tl.int32)
+    odd = (turn & 1) != 0
+    x, y = tl.where(odd, sine, cosine), tl.where(odd, cosine, sine)
+    return tl.where(((turn + 1) & 2) != 0, -x, x), tl.where((turn & 2) != 0, -y, y)
+
+
+@triton.jit
 def _radius(words, key_at, step, block):  # type: ignore[no-untyped-def]
     word = words.to(tl.int32, bitcast=True)
     coarse = (word >= -4096) & (word < 4096)
     fraction = word.to(tl.float32) * 4.656612873077393e-10  # 2^-31
-    radius = tl.sqrt_rn(-tl.log(tl.where(coarse, 1.0, fraction * fraction)))
+    radius = tl.sqrt(-tl.log(tl.where(coarse, 1.0, fraction * fraction)))
     if tl.max(coarse.to(tl.int32), axis=0) > 0:
         # One pair in 2^19 needs further bits for its tail: the second keystream, which starts at block 2^63.
         further = chacha20_words(key_at, step, block ^ (-9223372036854775807 - 1))
@@ -76,8 +94,9 @@ def _release(  # type: ignore[no-untyped-def]
     second_end = tl.minimum(first + half + lanes * 16, tl.minimum(run + 2 * half, count))
     one = tl.load(first_segments + 2 * program)
     two = tl.load(first_segments + 2 * program + 1)
-    _write(radius * tl.cos(angle), first, first_end, one, table + 9, tensors, scale, Total, Out)
-    _write(radius * tl.sin(angle), first + half, second_end, two, table + 9, tensors, scale, Total, Out)
+    x, y = _turned(angle)
+    _write(radius * x, first, first_end, one, table + 9, tensors, scale, Total, Out)
+    _write(radius * y, first + half, second_end, two, table + 9, tensors, scale, Total, Out)
 
 
 class Release(TableRelease[float]):
