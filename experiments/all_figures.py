@@ -1,6 +1,6 @@
 """Every result of sections 5.1 and 5.2; what is done is on disk, so a stopped run loses the parts under way.
 
-On a GPU the parts run side by side, each in a process of its own; on a CPU one after another.
+On a GPU the trainings of all parts that are planned ahead run at the same time; on a CPU one part after another.
 
 python experiments/all_figures.py --device cuda                     # everything
 python experiments/all_figures.py --parts fig2_mnist_noise_levels,fig4_mnist_parameters
@@ -10,13 +10,14 @@ python experiments/all_figures.py --draw-only                       # accounting
 
 import argparse
 import importlib
-import subprocess
-import sys
 import time
+from itertools import product
 from pathlib import Path
+from typing import Any
 
 import torch
 from common import ROOT, Options, read, save, write
+from training import train_together
 
 PARTS = (
     "fig1_accountants",
@@ -27,17 +28,19 @@ PARTS = (
     "mnist_best",
     "fig3_mnist_eps_delta",
 )
-FIRST = {"fig3_mnist_eps_delta": "fig2_mnist_noise_levels"}  # what reads the results of another part
 
 
 def fill_budgets(seed: int) -> None:
     """Every length and noise that a training will ask for."""
     import fig2_mnist_noise_levels
+    import fig3_mnist_eps_delta as fig3
     import fig4_mnist_parameters
     import mnist_best
     import mnist_paper
 
     fig2_mnist_noise_levels.planned_stops()
+    for (counting, clipping), delta, epsilon in product(fig3.COUNTINGS.values(), fig3.DELTAS, fig3.EPSILONS):
+        fig3.allowed(counting, clipping, epsilon, delta)
     for point in fig4_mnist_parameters.points():
         point.lengths()
     asked = [s for e in mnist_paper.EPSILONS for s in mnist_paper.candidates(e, mnist_paper.CANDIDATES, seed)]
@@ -54,49 +57,53 @@ def main() -> None:
     parser.add_argument("--out", type=Path, default=ROOT / "results")
     parser.add_argument("--parts", default=",".join(PARTS))
     parser.add_argument("--quick", action="store_true")
-    parser.add_argument("--repetitions", type=int, help="of each training; 5 on a GPU, else 3")
+    parser.add_argument("--repetitions", type=int, default=3)
     parser.add_argument("--seed", type=int, default=2016)
     parser.add_argument("--budgets-only", action="store_true")
     parser.add_argument("--draw-only", action="store_true")
-    parser.add_argument("--in-turn", action="store_true", help="one part after another, on a GPU too")
     args = parser.parse_args()
     if args.budgets_only:
         fill_budgets(args.seed)
         return
     cuda = args.device.startswith("cuda")
-    options = Options(args.device, args.out, args.quick, args.repetitions or (5 if cuda else 3), args.seed)
+    options = Options(args.device, args.out, args.quick, args.repetitions, args.seed)
     parts, started = args.parts.split(","), time.time()
     if args.draw_only:
         draw(parts, options)
-    elif cuda and len(parts) > 1 and not args.in_turn:
-        beside(parts)
-    else:
-        for part in parts:
-            save(options, part, importlib.import_module(part).measure)
+        return
+    found = together(parts, options) if cuda else {}
+    for part in parts:
+        save(options, part, (lambda _, known=found[part]: known) if part in found else part_module(part).measure)
     seconds = round(time.time() - started, 1)
     print(f"{seconds:.0f} s in all", flush=True)
-    if not args.draw_only and not args.in_turn and len(parts) > 1:
+    if len(parts) > 1:
         where = torch.cuda.get_device_name() if cuda else "CPU"
-        command = " ".join(["python experiments/all_figures.py", *sys.argv[1:]])
+        command = f"python experiments/all_figures.py --device {args.device} --parts {args.parts}"
         write(options, "all_figures", {"command": command, "parts": parts, "device": where, "seconds": seconds})
 
 
-def beside(parts: list[str]) -> None:
-    """Each part in a process of its own, after what it reads; all of them are waited for."""
-    chains = [[part] for part in parts if FIRST.get(part) not in parts]
-    for chain in chains:
-        chain += [part for part in parts if FIRST.get(part) == chain[0]]
-    commands = [[sys.executable, *sys.argv, "--parts", ",".join(chain), "--in-turn"] for chain in chains]
-    running = [subprocess.Popen(command) for command in commands]
-    codes = [process.wait() for process in running]
-    if any(codes):
-        raise SystemExit("a part failed; what the others found is on disk")
+def part_module(part: str) -> Any:
+    """experiments/<part>.py."""
+    return importlib.import_module(part)
+
+
+def together(parts: list[str], options: Options) -> dict[str, dict[str, Any]]:
+    """The results of all parts that can be planned ahead: their programs run at the same time."""
+    started = time.time()
+    plans = {part: part_module(part).plan(options) for part in parts if hasattr(part_module(part), "plan")}
+    print(f"{sum(len(plan.jobs) for plan in plans.values())} programs at the same time: {', '.join(plans)}", flush=True)
+    readings = train_together([job for plan in plans.values() for job in plan.jobs])
+    found = {}
+    for part, plan in plans.items():
+        own, readings = readings[: len(plan.jobs)], readings[len(plan.jobs) :]
+        found[part] = plan.result(own) | {"seconds": round(time.time() - started, 1), "beside": [*plans]}
+    return found
 
 
 def draw(parts: list[str], options: Options) -> None:
     """Epsilon by each accountant, and the pictures."""
     for part in parts:
-        module, result = importlib.import_module(part), read(options, part)
+        module, result = part_module(part), read(options, part)
         if hasattr(module, "account"):
             result["epsilon by each accountant"] = module.account(result)
             write(options, part, result)

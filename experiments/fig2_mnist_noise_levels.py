@@ -10,11 +10,11 @@ from typing import Any
 from budgets import AS_PUBLISHED, DELTA, VALID, Cost
 from common import Options, pca, pixels, projected, run_script, summary
 from side_by_side import FLAT, PER_LAYER, Run
-from training import Job, train_together
+from training import Job, Plan, Readings, carried_out
 
 LEVELS = {"large": (8.0, 16.0, 0.5), "medium": (4.0, 7.0, 2.0), "small": (2.0, 4.0, 8.0)}  # sigma, PCA's sigma, epsilon
 PRINTED = {"large": 0.90, "medium": 0.95, "small": 0.97}
-LONGEST = 1000  # epochs; some budgets of figure 3 would allow more
+LONGEST = {"large": 300, "medium": 500, "small": 1000}  # epochs; some budgets of figure 3 would allow more
 LOT = 600
 
 
@@ -25,45 +25,59 @@ def cost(level: str, clipping: str) -> Cost:
 
 
 def measure(options: Options) -> dict[str, Any]:
-    """Train every level and clipping several times; accuracy on the way (figure 3 reads it too)."""
+    """Accuracy on the way (figure 3 reads it too) and at the end of every budget."""
+    return carried_out(plan(options))
+
+
+def plan(options: Options) -> Plan:
+    """A program for each noise level: both clippings, several times."""
     images = pixels("mnist", options)
-    lot, longest = (60, 2) if options.quick else (LOT, LONGEST)
-    repeats = range(options.repetitions)
+    lot = 60 if options.quick else LOT
     per_epoch = len(images[1]) // lot
-    names = [(level, clipping, r) for level in LEVELS for clipping in (PER_LAYER, FLAT) for r in repeats]
-    tables = [(level, r) for level in LEVELS for r in repeats]
-    matrices = [pca(images[0], dimensions=60, noise=LEVELS[level][1], seed=options.seed + r) for level, r in tables]
-    data = projected(images, matrices)
-    runs = [
-        Run(
-            steps=longest * per_epoch, noise=LEVELS[level][0], clip=4.0, clipping=clipping, lot_size=lot,
-            table=tables.index((level, r)), rate_steps=10 * per_epoch,
-        )
-        for level, clipping, r in names
-    ]  # fmt: skip
     stops = {} if options.quick else planned_stops()
-    marks = sorted({e * per_epoch for e in [*range(1, 50), *range(50, longest + 1, 10)]} | set(stops.values()))
-    job = Job(runs=runs, data=data, seed=options.seed, marks=marks, train_accuracy=True, truncated=True)
-    (readings,) = train_together([job])
-    histories = []
-    for k, (level, clipping, r) in enumerate(names):
-        history = {"level": level, "clipping": clipping, "repetition": r, "steps": sorted(readings)}
-        for kind in ("test", "train (private)"):
-            history[kind] = [round(readings[step][kind][k], 5) for step in sorted(readings)]
-        histories.append(history)
-    return {
-        "steps per epoch": per_epoch,
-        "stops": stops,
-        "histories": histories,
-        "at the budget": at_the_budget(histories, stops),
-    }
+    kinds = [(clipping, r) for clipping in (PER_LAYER, FLAT) for r in range(options.repetitions)]
+    jobs = []
+    for number, (level, (sigma, pca_sigma, _)) in enumerate(LEVELS.items()):
+        longest = 2 if options.quick else LONGEST[level]
+        seeds = [options.seed + r for r in range(options.repetitions)]
+        data = projected(images, [pca(images[0], dimensions=60, noise=pca_sigma, seed=seed) for seed in seeds])
+        runs = [
+            Run(
+                steps=longest * per_epoch, noise=sigma, clip=4.0, clipping=clipping, lot_size=lot, table=r,
+                rate_steps=10 * per_epoch,
+            )
+            for clipping, r in kinds
+        ]  # fmt: skip
+        marks = [e * per_epoch for e in [*range(1, 50), *range(50, longest + 1, 10)]]
+        marks += [stop for name, stop in stops.items() if name.startswith(level)]
+        jobs.append(
+            Job(runs=runs, data=data, seed=options.seed + number, marks=marks, train_accuracy=True, truncated=True)
+        )
+
+    def result(found: list[Readings]) -> dict[str, Any]:
+        histories = [
+            history(level, kind, k, readings)
+            for level, readings in zip(LEVELS, found, strict=True)
+            for k, kind in enumerate(kinds)
+        ]
+        at_end = at_the_budget(histories, stops)
+        return {"steps per epoch": per_epoch, "stops": stops, "histories": histories, "at the budget": at_end}
+
+    return Plan(jobs, result)
+
+
+def history(level: str, kind: tuple[str, int], k: int, readings: Readings) -> dict[str, Any]:
+    """What was read of run k of a level."""
+    steps = sorted(readings)
+    curves = {name: [round(readings[t][name][k], 5) for t in steps] for name in ("test", "train (private)")}
+    return {"level": level, "clipping": kind[0], "repetition": kind[1], "steps": steps} | curves
 
 
 def planned_stops() -> dict[str, int]:
     """The last step each budget allows, in both countings, as "level, clipping, counting"."""
     return {
         f"{level}, {clipping}, {counting}": cost(level, clipping).longest(
-            epsilon=LEVELS[level][2], counting=counting, at_most=LONGEST * 100
+            epsilon=LEVELS[level][2], counting=counting, at_most=LONGEST[level] * 100
         )
         for level in LEVELS
         for clipping in (PER_LAYER, FLAT)

@@ -21,7 +21,9 @@ COUNTINGS = {f"{AS_PUBLISHED}, {PER_LAYER}": (AS_PUBLISHED, PER_LAYER), f"{VALID
 def allowed(counting: str, clipping: str, epsilon: float, delta: float) -> dict[str, int]:
     """The steps that a budget allows each noise level."""
     return {
-        level: cost(level, clipping).longest(epsilon=epsilon, delta=delta, counting=counting, at_most=LONGEST * 100)
+        level: cost(level, clipping).longest(
+            epsilon=epsilon, delta=delta, counting=counting, at_most=LONGEST[level] * 100
+        )
         for level in LEVELS
     }
 

@@ -12,7 +12,7 @@ import torch
 from budgets import AS_PUBLISHED, VALID, Cost
 from common import Options, pca, pixels, projected, run_script
 from side_by_side import Data, Run, median_norms
-from training import Job, train_together
+from training import Job, Plan, Readings, carried_out
 
 EPSILON = 2.0
 MOST = 300_000  # steps
@@ -71,7 +71,12 @@ def points() -> list[Point]:
 
 
 def measure(options: Options) -> dict[str, Any]:
-    """Train every point once; points of the same shape side by side."""
+    """The accuracy of every point."""
+    return carried_out(plan(options))
+
+
+def plan(options: Options) -> Plan:
+    """Every point once; points of the same shape and about the same length in one program."""
     images = pixels("mnist", options)
     chosen = points()
     if options.quick:
@@ -92,22 +97,26 @@ def measure(options: Options) -> dict[str, Any]:
         tables = inputs(group, images, options.seed)
         seed = options.seed + number
         jobs.append(Job(runs=runs, data=tables, seed=seed, marks=marks, truncated=True, probe=median_norms))
-    rows = []
-    for members, job, readings in zip(shapes.values(), jobs, train_together(jobs), strict=True):
-        for k, i in enumerate(members):
-            accuracy = {c: readings[lengths[i][c]]["test"][k] if lengths[i][c] else None for c in COUNTINGS}
-            norms = {step: reading["probe"][k] for step, reading in readings.items() if step <= job.runs[k].steps}
-            rows.append(
-                {
-                    "panel": chosen[i].panel,
-                    "x": chosen[i].x,
-                    "projection": chosen[i].projection,
-                    "steps": lengths[i],
-                    "accuracy": accuracy,
-                    "median gradient norm (private)": norms,
-                }
-            )
-    return {"epsilon": EPSILON, "most steps": MOST, "points": rows}
+
+    def result(found: list[Readings]) -> dict[str, Any]:
+        rows = []
+        for members, job, readings in zip(shapes.values(), jobs, found, strict=True):
+            for k, i in enumerate(members):
+                accuracy = {c: readings[lengths[i][c]]["test"][k] if lengths[i][c] else None for c in COUNTINGS}
+                norms = {step: reading["probe"][k] for step, reading in readings.items() if step <= job.runs[k].steps}
+                rows.append(
+                    {
+                        "panel": chosen[i].panel,
+                        "x": chosen[i].x,
+                        "projection": chosen[i].projection,
+                        "steps": lengths[i],
+                        "accuracy": accuracy,
+                        "median gradient norm (private)": norms,
+                    }
+                )
+        return {"epsilon": EPSILON, "most steps": MOST, "points": rows}
+
+    return Plan(jobs, result)
 
 
 def run(p: Point, steps: int, table: int, examples: int) -> Run:

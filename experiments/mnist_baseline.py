@@ -5,7 +5,7 @@ from typing import Any
 
 from common import Options, pca, pixels, projected, run_script, summary
 from side_by_side import Run
-from training import Job, train_together
+from training import Job, Plan, Readings, carried_out
 
 EPOCHS, LOT = 100, 600
 RATES = {"paper's rates (0.1 to 0.052)": (0.1, 0.052), "five times the paper's rates": (0.5, 0.26)}
@@ -13,7 +13,12 @@ NO_CLIPPING, NO_NOISE = 1e9, 1e-6
 
 
 def measure(options: Options) -> dict[str, Any]:
-    """Train several times with each learning rate; accuracy by epoch, and of the last models."""
+    """Accuracy by epoch, and of the last models."""
+    return carried_out(plan(options))
+
+
+def plan(options: Options) -> Plan:
+    """Several trainings with each learning rate."""
     images = pixels("mnist", options)
     lot, epochs = (60, 2) if options.quick else (LOT, EPOCHS)
     per_epoch = len(images[1]) // lot
@@ -28,13 +33,21 @@ def measure(options: Options) -> dict[str, Any]:
     ]  # fmt: skip
     marks = [e * per_epoch for e in range(1, epochs + 1)]
     job = Job(runs=runs, data=data, seed=options.seed, marks=marks, train_accuracy=True, truncated=True)
-    (readings,) = train_together([job])
-    curves = {kind: [[readings[m][kind][k] for m in marks] for k in range(len(runs))] for kind in readings[marks[0]]}
-    last = {name: summary([curves["test"][k][-1] for k, (of, _) in enumerate(names) if of == name]) for name in RATES}
+
+    def result(found: list[Readings]) -> dict[str, Any]:
+        return curves_and_ends(found[0], [name for name, _ in names], marks)
+
+    return Plan([job], result)
+
+
+def curves_and_ends(readings: Readings, names: list[str], marks: list[int]) -> dict[str, Any]:
+    """The curves of all runs, and the last models of each learning rate."""
+    curves = {kind: [[readings[m][kind][k] for m in marks] for k in range(len(names))] for kind in readings[marks[0]]}
+    last = {name: summary([curves["test"][k][-1] for k, of in enumerate(names) if of == name]) for name in RATES}
     return {
         "paper": 0.983,
-        "epochs": epochs,
-        "runs": [name for name, _ in names],
+        "epochs": len(marks),
+        "runs": names,
         "accuracy": curves,
         "last models": last,
     }

@@ -5,17 +5,20 @@ a stream each and take turns at being launched; their kernels overlap. Nothing r
 """
 
 import math
+import os
 import time
 from collections.abc import Callable
 from contextlib import nullcontext
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import Any, Protocol
 
 import torch
 from side_by_side import Data, Program, Run
 from torch import Tensor
 
+os.environ.setdefault("CUDA_DEVICE_MAX_CONNECTIONS", "32")  # eight by default: more streams would queue up behind them
 TURN = 20  # steps launched before the next program has its turn
+Readings = dict[int, dict[str, list[float]]]  # step -> what was read there -> a number for each run
 
 
 class Steps(Protocol):
@@ -42,6 +45,19 @@ class Job:
     train_accuracy: bool = False
     truncated: bool = False
     probe: Callable[[Program], Tensor] | None = None
+
+
+@dataclass(frozen=True)
+class Plan:
+    """The jobs of an experiment, and what it makes of their readings."""
+
+    jobs: list[Job]
+    result: Callable[[list[Readings]], dict[str, Any]]
+
+
+def carried_out(plan: Plan) -> dict[str, Any]:
+    """Train all jobs of a plan; its result."""
+    return plan.result(train_together(plan.jobs))
 
 
 class Course:
@@ -77,7 +93,7 @@ class Course:
             found["probe"] = self.job.probe(program)
         return found
 
-    def result(self) -> dict[int, dict[str, list[float]]]:
+    def result(self) -> Readings:
         """All readings, on the host."""
         program = self.program
         if program.overfull.any():
@@ -85,7 +101,7 @@ class Course:
         return {step: {name: v.tolist() for name, v in reading.items()} for step, reading in self.readings.items()}
 
 
-def train_together(jobs: list[Job]) -> list[dict[int, dict[str, list[float]]]]:
+def train_together(jobs: list[Job]) -> list[Readings]:
     """Train the runs of all jobs; for each job the accuracies of its runs, as {step: {"test": [...]}}.
 
     A run that has ended keeps its last model, so the entry of the longest run's end holds every run's last model.

@@ -10,6 +10,7 @@ import pytest
 sys.path.insert(0, str(Path(__file__).parents[1] / "experiments"))
 import all_figures
 from budgets import AS_PUBLISHED, CACHE, VALID, Cost
+from common import Options
 from fig4_mnist_parameters import SWEEPS
 from results_page import page
 from statements import figure4_lines
@@ -42,18 +43,14 @@ def test_every_part_runs_and_is_drawn(tmp_path: Path, monkeypatch: pytest.Monkey
     assert text.count("python experiments/") == len(all_figures.PARTS) - 2 and "1.259" in text
 
 
-def test_parts_run_beside_each_other(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """As on a GPU: a process for each part, but for what reads another's results, which waits for them."""
-    script = str(Path(all_figures.__file__))
-    monkeypatch.setattr(
-        sys, "argv", [script, "--device", "cpu", "--quick", "--repetitions", "1", "--out", str(tmp_path)]
-    )
-    all_figures.beside(["fig3_mnist_eps_delta", "fig1_accountants", "fig2_mnist_noise_levels"])
-    assert json.loads((tmp_path / "fig3_mnist_eps_delta.json").read_text())["points"]
-    assert (tmp_path / "fig1_accountants.json").exists() and not (tmp_path / "mnist_best.json").exists()
-    monkeypatch.setattr(sys, "argv", [script, "--device", "nowhere", "--quick", "--out", str(tmp_path)])
-    with pytest.raises(SystemExit, match="a part failed"):
-        all_figures.beside(["mnist_baseline"])
+def test_parts_trained_together_find_what_they_find_alone(tmp_path: Path) -> None:
+    """As on a GPU: the programs of several parts at the same time, and every part gets its own readings."""
+    options = Options("cpu", tmp_path, quick=True, repetitions=1)
+    found = all_figures.together(["fig1_accountants", "fig2_mnist_noise_levels", "mnist_baseline"], options)
+    assert sorted(found) == ["fig2_mnist_noise_levels", "mnist_baseline"]
+    for part, result in found.items():
+        alone = all_figures.part_module(part).measure(options)
+        assert {name: result[name] for name in alone} == alone
 
 
 @pytest.mark.parametrize(
