@@ -36,12 +36,9 @@ class Errors:
     largest: float
 
 
-def exactness(case: Case, kind: str, device: str) -> dict:
-    """In "fp32" or "bf16": the errors of norms, of each way, and of plain PyTorch."""
-    return _errors(replace(case, autocast=kind == "bf16"), device)
-
-
-def _errors(case: Case, device: str) -> dict:
+def exactness(case: Case, kind: str, device: str) -> Iterator[dict]:
+    """In "fp32" or "bf16" the errors of norms, of plain PyTorch, and of each way: all that is known, after each way."""
+    case = replace(case, autocast=kind == "bf16")
     model, x, y, _ = prepare(case, device)
     x, y = x[:ROWS], y[:ROWS]
     count = len(x) - len(x) // 3
@@ -54,18 +51,19 @@ def _errors(case: Case, device: str) -> dict:
     loss = (case.forward(model, x[:count], y[:count]) * low).sum()
     plain = torch.autograd.grad(loss, list(params.values()))
     unclipped, clipped = exact.clipped_sum(low, 1.0), exact.clipped_sum(mixed, 1.0)
-    ways = {}
-    for way, run in _ways(case, model, (x, y), count, device):
-        of_low, of_mixed = difference(run(low), unclipped), difference(run(mixed), clipped)
-        alone = [norm_of(run(4 * mixed * (torch.arange(count, device=device) == at))) for at in range(count)]
-        ways[way] = asdict(Errors(of_low, of_mixed, float(max(alone))))
-    return {
+    found = {
         "examples": count,
         "padding": len(x) - count,
         "norms": float(((norms - exact.norms) / exact.norms).abs().max()),
         "plain": difference(list(plain), unclipped),
-        "ways": ways,
+        "ways": {},
     }
+    yield found
+    for way, run in _ways(case, model, (x, y), count, device):
+        of_low, of_mixed = difference(run(low), unclipped), difference(run(mixed), clipped)
+        alone = [norm_of(run(4 * mixed * (torch.arange(count, device=device) == at))) for at in range(count)]
+        found["ways"][way] = asdict(Errors(of_low, of_mixed, float(max(alone))))
+        yield found
 
 
 def _ways(
@@ -113,6 +111,10 @@ class _Loop:
 
 def lines(kind: str, errors: dict) -> Iterator[str]:
     """A line for each way; what is not within the tolerance is said so."""
+    if "failed" in errors:
+        yield f"exactness {kind} not known for all ways: {errors['failed']}"
+    if "plain" not in errors:
+        return
     allowed = max(FP32, 2 * errors["plain"]) if kind == "fp32" else BF16 * errors["plain"]
     norms = errors["norms"]
     told = f"norms {norms:.1e}{'' if norms <= allowed else ' TOO FAR'}, plain PyTorch {errors['plain']:.1e}"

@@ -11,6 +11,7 @@ memory of a graph counts as free between replays, although nobody else can have 
 """
 
 import argparse
+import contextlib
 import gc
 import json
 import os
@@ -58,10 +59,11 @@ def measure_all(options: argparse.Namespace) -> None:
         left = options.limit - (time.monotonic() - start)
         _all_at_once([_child(name, "prepare", parts[name, "prepare"], options) for name in chosen], 0.6 * left)
         print(f"prepared in {time.monotonic() - start:.0f} s", flush=True)
+        waiting = {name: _child(name, "time", parts[name, "time"], options) for name in chosen}
         for name in chosen:
             left = options.limit - (time.monotonic() - start)
-            if left > 10:
-                _all_at_once([_child(name, "time", parts[name, "time"], options)], left)
+            _go(waiting[name])
+            _all_at_once([waiting[name]], max(0.0, left))
             found = results["cases"][name]
             for phase in PHASES:
                 file = parts[name, phase]
@@ -81,7 +83,13 @@ def _child(name: str, phase: str, part: Path, options: argparse.Namespace) -> su
     command += ["--peers"] if options.peers else []
     cache = Path(tempfile.gettempdir(), "hush-benchmark-inductor")
     environment = {"TORCHINDUCTOR_CACHE_DIR": str(cache), "TORCHINDUCTOR_COMPILE_THREADS": "4"} | os.environ
-    return subprocess.Popen(command, env=environment, stdout=sys.stdout, stderr=sys.stderr)
+    return subprocess.Popen(command, env=environment, stdin=subprocess.PIPE, stdout=sys.stdout, stderr=sys.stderr)
+
+
+def _go(process: subprocess.Popen) -> None:
+    """Let a child begin that has imported everything and waits for the GPU."""
+    with contextlib.suppress(BrokenPipeError):
+        process.stdin.close()
 
 
 def _all_at_once(running: list[subprocess.Popen], seconds: float) -> None:
@@ -98,6 +106,8 @@ def _all_at_once(running: list[subprocess.Popen], seconds: float) -> None:
 def one_phase(options: argparse.Namespace) -> None:
     """What a child process does."""
     case = cases("cuda")[options.case[0]]
+    torch.ones(1, device="cuda")
+    sys.stdin.read()  # until it is this process's turn
     found: dict = {}
 
     def save() -> None:
@@ -124,11 +134,17 @@ def prepare(case: Case, options: argparse.Namespace, found: dict, save: Callable
 def compare(case: Case, options: argparse.Namespace, found: dict, save: Callable[[], None]) -> None:
     """The sums of every way against float64."""
     found["exactness"] = {}
-    for kind in ("fp32", "bf16")[: 1 + case.autocast]:
-        found["exactness"][kind] = _or_error(lambda kind=kind: exactness(case, kind, "cuda"))
+    for kind in ("bf16", "fp32") if case.autocast else ("fp32",):
+
+        def all_ways(kind: str = kind) -> None:
+            for known in exactness(case, kind, "cuda"):
+                found["exactness"][kind] = known
+                save()
+
+        if failed := _or_error(all_ways):
+            found["exactness"].setdefault(kind, {"ways": {}})["failed"] = failed
         gc.collect()
         torch.cuda.empty_cache()
-        save()
 
 
 def measure(case: Case, options: argparse.Namespace, found: dict, save: Callable[[], None]) -> None:
@@ -201,7 +217,7 @@ def show(name: str, found: dict) -> None:
     for way, note in {**found.get("unavailable", {}), **found.get("not timed", {})}.items():
         print(f"  {way:40s} not measured: {note}")
     for kind, errors in found.get("exactness", {}).items():
-        for line in lines(kind, errors) if isinstance(errors, dict) else [f"exactness {kind}: {errors}"]:
+        for line in lines(kind, errors):
             print(f"  {line}")
     sys.stdout.flush()
 

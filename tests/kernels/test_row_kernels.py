@@ -14,7 +14,7 @@ from hush.kernels import rows
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 HALF = torch.float16  # the interpreter multiplies no bfloat16
 SHAPES = [(3, 40, 136, 208), (5, 70, 128, 304), (1, 33, 144, 128), (9, 30, 128, 128), (2, 64, 272, 136)]
-"""Batch, rows, inputs, outputs: tiles that are shared by programs and tiles that are not, rows that fill no block."""
+"""Batch, rows, inputs, outputs: tiles that are cut into pieces and tiles that are not, rows that fill no block."""
 
 
 def halves(*shape: int) -> Tensor:
@@ -60,6 +60,18 @@ def test_a_sum_has_the_same_bits_every_time() -> None:
     x, g, factors = halves(6, 40, 256), halves(6, 40, 384), torch.rand(6, device=DEVICE)
     sums = [rows.weighted_sum(x, g, factors) for _ in range(3)]
     assert torch.equal(sums[0], sums[1]) and torch.equal(sums[0], sums[2])
+
+
+def test_tiles_that_do_not_fill_the_gpu_are_cut() -> None:
+    assert rows.cut(144, 16, 512, 132) == (132, 2)
+    assert rows.cut(132, 16, 512, 132) == (132, 16)
+    assert rows.cut(108, 16, 512, 132) == (108, 16), "to write and read pieces would cost more"
+    assert rows.cut(2358, 16, 512, 132) == (2358, 16)
+    assert rows.cut(36, 16, 512, 132) == (0, 6)
+    for tiles in (1, 7, 131, 133, 500):
+        for examples in (1, 5, 128):
+            whole, piece = rows.cut(tiles, examples, 512, 132)
+            assert whole <= tiles and 1 <= piece <= examples and (whole == tiles or piece < examples)
 
 
 def test_only_batches_whose_chain_of_additions_is_short_are_served() -> None:

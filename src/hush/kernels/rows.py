@@ -1,11 +1,11 @@
 """Gradients of linear layers with several rows an example: squared norms and weighted sums, on the matrix units.
 
 For example b the gradient is G_b = sum over its rows t of gradient[b, t] inputs[b, t]^T, with half precision factors
-whose products are exact in fp32, and sums in fp32. Both kernels cut the work into units, a tile of one example's G_b
-each, and give every program a run of consecutive units that it works through without a pause: all programs end at about
-the same time, whatever the shape. Norms go from example to example; sums go through the examples of a tile, so that a
-program adds up factor_b * G_b and writes a tile once. Where a tile's examples are shared by several programs, all but
-the first leave their part aside, and a second kernel adds it in fp64, always in the same order.
+whose products are exact in fp32, and sums in fp32. All kernels add up the rows of an entry in the same order, so that
+the norm is that of what is kept or summed. For the sum a program goes through the examples of a tile and adds up
+factor_b * G_b; it reads ahead across examples, and all programs are at the same example at about the same time, so that
+what they read is in the cache. Tiles that would not fill the GPU are cut into pieces of a few examples, which a second
+kernel adds up in fp64, always in the same order.
 """
 
 import torch
@@ -19,47 +19,34 @@ LONGEST = 128
 _ROWS = 64
 """Rows of an example that are read at once."""
 _STRIP = 32
-"""Rows of a tile that one program of the second kernel adds."""
+"""Rows of a tile that one program adds up from pieces."""
 
 
 @triton.jit
-def _owner(unit, units, programs):  # type: ignore[no-untyped-def]
-    """The program whose run, from units * p // programs on, holds this unit."""
-    return ((unit + 1).to(tl.int64) * programs - 1) // units
+def _tile(  # type: ignore[no-untyped-def]
+    inputs, gradients, length, width, BJ: tl.constexpr, BC: tl.constexpr, BP: tl.constexpr, STAGES: tl.constexpr
+):
+    """[BJ, BC]: the tile that belongs to this program, of the example that does."""
+    across = tl.cdiv(width, BC)
+    left = (tl.program_id(0) % across) * BC
+    top = (tl.program_id(0) // across) * BJ
+    values = tl.zeros([BJ, BC], tl.float32)
+    for row in tl.range(0, length, BP, num_stages=STAGES):
+        x = inputs.load([tl.program_id(1), row, left]).reshape(BP, BC)
+        g = gradients.load([tl.program_id(1), row, top]).reshape(BP, BJ)
+        values = tl.dot(tl.trans(g), x, values)
+    return values
 
 
 @triton.jit
 def _row_squares(  # type: ignore[no-untyped-def]
-    inputs, gradients, squares, length, width, outputs, units,
+    inputs, gradients, squares, length, width, outputs,
     BJ: tl.constexpr, BC: tl.constexpr, BP: tl.constexpr, STAGES: tl.constexpr,
 ):  # fmt: skip
-    program = tl.program_id(0).to(tl.int64)
-    programs = tl.num_programs(0)
-    unit = (program * units // programs).to(tl.int32)
-    stop = ((program + 1) * units // programs).to(tl.int32)
-    across = tl.cdiv(width, BC)
-    tiles = across * tl.cdiv(outputs, BJ)
-    steps = tl.cdiv(length, BP)
-    example = unit // tiles
-    left = (unit % tiles % across) * BC
-    top = (unit % tiles // across) * BJ
-    row = 0
-    values = tl.zeros([BJ, BC], tl.float32)
-    for _ in tl.range(0, (stop - unit) * steps, num_stages=STAGES):
-        x = inputs.load([example, row, left]).reshape(BP, BC)
-        g = gradients.load([example, row, top]).reshape(BP, BJ)
-        values = tl.dot(tl.trans(g), x, values)
-        ends = row + BP >= length
-        if ends:
-            tl.store(squares + unit, tl.sum(tl.sum(values * values, axis=1), axis=0))
-            values = tl.zeros([BJ, BC], tl.float32)
-        row = tl.where(ends, 0, row + BP)
-        unit = tl.where(ends, unit + 1, unit)
-        left = tl.where(ends, left + BC, left)
-        top = tl.where(left >= width, top + BJ, top)
-        left = tl.where(left >= width, 0, left)
-        example = tl.where(top >= outputs, example + 1, example)
-        top = tl.where(top >= outputs, 0, top)
+    """The sum of the squares of a tile of one example's product."""
+    values = _tile(inputs, gradients, length, width, BJ, BC, BP, STAGES)
+    place = squares + tl.program_id(1) * tl.num_programs(0) + tl.program_id(0)
+    tl.store(place, tl.sum(tl.sum(values * values, axis=1), axis=0))
 
 
 @triton.jit
@@ -68,90 +55,71 @@ def _row_products(  # type: ignore[no-untyped-def]
     BJ: tl.constexpr, BC: tl.constexpr, BP: tl.constexpr, STAGES: tl.constexpr,
 ):  # fmt: skip
     """A tile of one example's product, kept, and the sum of its squares."""
-    example = tl.program_id(1)
+    values = _tile(inputs, gradients, length, width, BJ, BC, BP, STAGES)
     across = tl.cdiv(width, BC)
-    left = (tl.program_id(0) % across) * BC
-    top = (tl.program_id(0) // across) * BJ
-    values = tl.zeros([BJ, BC], tl.float32)
-    for row in tl.range(0, length, BP, num_stages=STAGES):
-        x = inputs.load([example, row, left]).reshape(BP, BC)
-        g = gradients.load([example, row, top]).reshape(BP, BJ)
-        values = tl.dot(tl.trans(g), x, values)
-    tl.store(squares + example * tl.num_programs(0) + tl.program_id(0), tl.sum(tl.sum(values * values, axis=1), axis=0))
-    j = top + tl.arange(0, BJ)
-    c = left + tl.arange(0, BC)
-    place = (example.to(tl.int64) * outputs + j[:, None]) * width + c[None, :]
+    j = (tl.program_id(0) // across) * BJ + tl.arange(0, BJ)
+    c = (tl.program_id(0) % across) * BC + tl.arange(0, BC)
+    place = (tl.program_id(1).to(tl.int64) * outputs + j[:, None]) * width + c[None, :]
     tl.store(out + place, values, mask=(j < outputs)[:, None] & (c < width)[None, :])
+    place = squares + tl.program_id(1) * tl.num_programs(0) + tl.program_id(0)
+    tl.store(place, tl.sum(tl.sum(values * values, axis=1), axis=0))
 
 
 @triton.jit
 def _row_sums(  # type: ignore[no-untyped-def]
-    inputs, gradients, factors, sums, aside, length, width, outputs, examples, units,
+    inputs, gradients, factors, sums, aside, length, width, outputs, examples, whole, pieces, piece,
     BJ: tl.constexpr, BC: tl.constexpr, BP: tl.constexpr, STAGES: tl.constexpr,
 ):  # fmt: skip
-    program = tl.program_id(0).to(tl.int64)
-    programs = tl.num_programs(0)
-    start = (program * units // programs).to(tl.int32)
-    stop = ((program + 1) * units // programs).to(tl.int32)
+    """The first `whole` programs add up all examples of a tile; the others leave a piece of the examples aside."""
+    program = tl.program_id(0)
+    part = tl.maximum(program - whole, 0)
+    tile = tl.where(program < whole, program, whole + part // pieces)
+    example = tl.where(program < whole, 0, part % pieces * piece)
+    stop = tl.where(program < whole, examples, tl.minimum(example + piece, examples))
     across = tl.cdiv(width, BC)
-    steps = tl.cdiv(length, BP)
-    count = stop - start
-    example = start % examples
-    left = (start // examples % across) * BC
-    top = (start // examples // across) * BJ
-    begin = tl.where(example == 0, -1, (examples - example) * steps)  # before this, tiles are not ours alone
-    stop = count * steps
+    left = (tile % across) * BC
+    top = (tile // across) * BJ
     row = 0
     values = tl.zeros([BJ, BC], tl.float32)
     total = tl.zeros([BJ, BC], tl.float32)
-    for at in tl.range(0, stop, num_stages=STAGES):
+    for _ in tl.range(0, (stop - example) * tl.cdiv(length, BP), num_stages=STAGES):
         x = inputs.load([example, row, left]).reshape(BP, BC)
         g = gradients.load([example, row, top]).reshape(BP, BJ)
         values = tl.dot(tl.trans(g), x, values)
         ends = row + BP >= length
-        last = ends & ((example == examples - 1) | (at == stop - 1))
         if ends:
             factor = tl.load(factors + example)
             total += tl.where(factor != 0.0, values, 0.0) * factor  # what does not count may hold infinities
             values = tl.zeros([BJ, BC], tl.float32)
-            if last:
-                j = tl.arange(0, BJ)
-                c = tl.arange(0, BC)
-                if at >= begin:
-                    place = (top + j)[:, None].to(tl.int64) * width + (left + c)[None, :]
-                    tl.store(sums + place, total, mask=(top + j < outputs)[:, None] & (left + c < width)[None, :])
-                else:
-                    tl.store(aside + program * (BJ * BC) + j[:, None] * BC + c[None, :], total)
-                total = tl.zeros([BJ, BC], tl.float32)
-        # Where the next rows lie, without a branch: they are asked for long before this tile is done.
+        # Where the next rows lie, without a branch: they are asked for long before this example is done.
         row = tl.where(ends, 0, row + BP)
-        example = tl.where(ends, tl.where(last, 0, example + 1), example)
-        left = tl.where(last, left + BC, left)
-        top = tl.where(left >= width, top + BJ, top)
-        left = tl.where(left >= width, 0, left)
+        example = tl.where(ends, example + 1, example)
+    j = tl.arange(0, BJ)
+    c = tl.arange(0, BC)
+    if program < whole:
+        place = (top + j)[:, None].to(tl.int64) * width + (left + c)[None, :]
+        tl.store(sums + place, total, mask=(top + j < outputs)[:, None] & (left + c < width)[None, :])
+    else:
+        tl.store(aside + part.to(tl.int64) * (BJ * BC) + j[:, None] * BC + c[None, :], total)
 
 
 @triton.jit
-def _add_aside(  # type: ignore[no-untyped-def]
-    sums, aside, width, outputs, examples, units, programs, BJ: tl.constexpr, BC: tl.constexpr, STRIP: tl.constexpr
+def _add_pieces(  # type: ignore[no-untyped-def]
+    aside, sums, width, outputs, whole, pieces, BJ: tl.constexpr, BC: tl.constexpr, STRIP: tl.constexpr
 ):
-    """Each program adds all that was left aside for one tile, if its namesake was the first to leave some there."""
-    program = tl.program_id(0).to(tl.int64) + 1
-    tile = ((program * units // programs) // examples).to(tl.int32)
-    first = _owner(tile * examples, units, programs)
-    if first == program - 1:
-        last = _owner((tile + 1) * examples - 1, units, programs)
-        across = tl.cdiv(width, BC)
-        strip = tl.program_id(1) * STRIP + tl.arange(0, STRIP)
-        c = tl.arange(0, BC)
-        j = (tile // across) * BJ + strip
-        column = (tile % across) * BC + c
-        place = sums + j[:, None].to(tl.int64) * width + column[None, :]
-        inside = (j < outputs)[:, None] & (column < width)[None, :]
-        total = tl.load(place, mask=inside, other=0.0).to(tl.float64)
-        for part in range(program, last + 1):
-            total += tl.load(aside + part * (BJ * BC) + strip[:, None] * BC + c[None, :])
-        tl.store(place, total.to(tl.float32), mask=inside)
+    """Some rows of a tile whose examples were added up in pieces."""
+    tile = whole + tl.program_id(0)
+    across = tl.cdiv(width, BC)
+    strip = tl.program_id(1) * STRIP + tl.arange(0, STRIP)
+    c = tl.arange(0, BC)
+    total = tl.zeros([STRIP, BC], tl.float64)
+    for piece in range(pieces):
+        start = (tl.program_id(0) * pieces + piece).to(tl.int64) * (BJ * BC)
+        total += tl.load(aside + start + strip[:, None] * BC + c[None, :])
+    j = (tile // across) * BJ + strip
+    column = (tile % across) * BC + c
+    place = sums + j[:, None].to(tl.int64) * width + column[None, :]
+    tl.store(place, total.to(tl.float32), mask=(j < outputs)[:, None] & (column < width)[None, :])
 
 
 def aligned(tensor: Tensor) -> Tensor:
@@ -186,11 +154,11 @@ def weighted_sum(inputs: Tensor, gradients: Tensor, factors: Tensor) -> Tensor:
 def _squares_of_tiles(inputs: Tensor, gradients: Tensor) -> Tensor:
     inputs, gradients = inputs.contiguous(), gradients.contiguous()
     batch, length, width = inputs.shape
-    down, across, options = _NORM_TILES
+    down, across, options = _one_example(length)
     tiles = _tiles(gradients.shape[2], width, down, across)
     squares = torch.empty(batch, tiles, dtype=torch.float32, device=inputs.device)
-    _row_squares[(min(_programs(inputs), batch * tiles),)](
-        *_blocks(inputs, gradients, down, across), squares, length, width, gradients.shape[2], batch * tiles,
+    _row_squares[(tiles, batch)](
+        *_blocks(inputs, gradients, down, across), squares, length, width, gradients.shape[2],
         BJ=down, BC=across, BP=_ROWS, **options,
     )  # fmt: skip
     return squares
@@ -198,7 +166,7 @@ def _squares_of_tiles(inputs: Tensor, gradients: Tensor) -> Tensor:
 
 @_squares_of_tiles.register_fake
 def _(inputs: Tensor, gradients: Tensor) -> Tensor:
-    tiles = _tiles(gradients.shape[2], inputs.shape[2], *_NORM_TILES[:2])
+    tiles = _tiles(gradients.shape[2], inputs.shape[2], *_one_example(inputs.shape[1])[:2])
     return inputs.new_empty(inputs.shape[0], tiles, dtype=torch.float32)
 
 
@@ -207,7 +175,7 @@ def _products_of_rows(inputs: Tensor, gradients: Tensor) -> tuple[Tensor, Tensor
     inputs, gradients = inputs.contiguous(), gradients.contiguous()
     batch, length, width = inputs.shape
     outputs = gradients.shape[2]
-    down, across, options = _KEPT_TILES
+    down, across, options = _one_example(length)
     tiles = _tiles(outputs, width, down, across)
     kept = torch.empty(batch, outputs, width, dtype=torch.float32, device=inputs.device)
     squares = torch.empty(batch, tiles, dtype=torch.float32, device=inputs.device)
@@ -220,9 +188,9 @@ def _products_of_rows(inputs: Tensor, gradients: Tensor) -> tuple[Tensor, Tensor
 
 @_products_of_rows.register_fake
 def _(inputs: Tensor, gradients: Tensor) -> tuple[Tensor, Tensor]:
-    batch, _, width = inputs.shape
+    batch, length, width = inputs.shape
     outputs = gradients.shape[2]
-    tiles = _tiles(outputs, width, *_KEPT_TILES[:2])
+    tiles = _tiles(outputs, width, *_one_example(length)[:2])
     kind = torch.float32
     return inputs.new_empty(batch, outputs, width, dtype=kind), inputs.new_empty(batch, tiles, dtype=kind)
 
@@ -233,17 +201,18 @@ def _sum_of_rows(inputs: Tensor, gradients: Tensor, factors: Tensor) -> Tensor:
     batch, length, width = inputs.shape
     outputs = gradients.shape[2]
     down, across, options = _SUM_TILES
-    units = batch * _tiles(outputs, width, down, across)
-    programs = min(_programs(inputs), units)
+    tiles = _tiles(outputs, width, down, across)
+    whole, piece = cut(tiles, batch, length, _programs(inputs))
+    pieces = -(-batch // piece)
     sums = torch.empty(outputs, width, dtype=torch.float32, device=inputs.device)
-    aside = torch.empty(programs, down, across, dtype=torch.float32, device=inputs.device)
-    _row_sums[(programs,)](
-        *_blocks(inputs, gradients, down, across), factors, sums, aside, length, width, outputs, batch, units,
-        BJ=down, BC=across, BP=_ROWS, **options,
+    aside = torch.empty((tiles - whole) * pieces, down, across, dtype=torch.float32, device=inputs.device)
+    _row_sums[(whole + len(aside),)](
+        *_blocks(inputs, gradients, down, across), factors, sums, aside, length, width, outputs,
+        batch, whole, pieces, piece, BJ=down, BC=across, BP=_ROWS, **options,
     )  # fmt: skip
-    if programs > 1:
-        _add_aside[(programs - 1, down // _STRIP)](
-            sums, aside, width, outputs, batch, units, programs, BJ=down, BC=across, STRIP=_STRIP
+    if len(aside):
+        _add_pieces[(tiles - whole, down // _STRIP)](
+            aside, sums, width, outputs, whole, pieces, BJ=down, BC=across, STRIP=_STRIP
         )
     return sums
 
@@ -253,9 +222,28 @@ def _(inputs: Tensor, gradients: Tensor, factors: Tensor) -> Tensor:
     return inputs.new_empty(gradients.shape[2], inputs.shape[2], dtype=torch.float32)
 
 
-_NORM_TILES = (128, 128, {"num_warps": 8, "STAGES": 3})
-_KEPT_TILES = (128, 128, {"num_warps": 8, "STAGES": 3})
-_SUM_TILES = (128, 128, {"num_warps": 8, "STAGES": 3})
+_SUM_TILES = (128, 128, {"num_warps": 8, "STAGES": 4})
+
+
+def _one_example(length: int) -> tuple[int, int, dict[str, int]]:
+    """Tiles for the kernels that take one example at a time: large ones pay where they are read for long."""
+    return (128, 256 if length >= 1024 else 128, {"num_warps": 8, "STAGES": 3})
+
+
+def cut(tiles: int, examples: int, length: int, programs: int) -> tuple[int, int]:
+    """How many tiles are added up whole, and the examples of a piece of the others.
+
+    Whole tiles come in rounds of as many as run at once. The rest is cut where that is faster: to write and read a
+    piece takes as long as about 1024 rows.
+    """
+
+    def rounds(piece: int) -> float:
+        times = -(-rest * -(-examples // piece) // programs)
+        return times * (examples if piece == examples else piece + 1024 / length)
+
+    rest = tiles % programs
+    piece = min(range(examples, 0, -1), key=rounds)
+    return (tiles, examples) if piece == examples else (tiles - rest, piece)
 
 
 def _blocks(inputs: Tensor, gradients: Tensor, down: int, across: int) -> tuple[TensorDescriptor, TensorDescriptor]:
