@@ -20,9 +20,9 @@ from training import train_all
 
 EPSILONS = (0.5, 2.0, 8.0)
 PRINTED = {0.5: 0.90, 2.0: 0.95, 8.0: 0.97}
-LOTS, EPOCHS = (600, 1200, 2400), {0.5: (30, 60), 2.0: (60, 120), 8.0: (60, 120)}
+LOTS, EPOCHS = (600, 1200, 2400), {0.5: (30, 60), 2.0: (60, 120), 8.0: (120, 240)}
 PCA_NOISE = {0.5: (16.0, 24.0), 2.0: (7.0, 12.0), 8.0: (4.0, 7.0)}
-CANDIDATES, FINALISTS, FINAL_SEEDS = 30, 4, 2
+CANDIDATES, FINALISTS, FINAL_SEEDS = 36, 4, 2
 STAND_INS = ("fashion-mnist", "glyphs")
 
 
