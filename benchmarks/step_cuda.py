@@ -53,11 +53,13 @@ def measure_all(options: argparse.Namespace) -> None:
     }
     print(", ".join(f"{key} {value}" for key, value in results["machine"].items()))
     with tempfile.TemporaryDirectory() as folder:
-        parts = {
-            (name, phase): Path(folder, f"{name}-{phase}.json") for name in chosen for phase in ("prepare", "time")
-        }
-        left = options.limit - (time.monotonic() - start)
-        _all_at_once([_child(name, "prepare", parts[name, "prepare"], options) for name in chosen], 0.6 * left)
+        parts = {(name, phase): Path(folder, f"{name}-{phase}.json") for name in chosen for phase in PHASES}
+        # The longest first: they decide how long all of it takes.
+        early = [(name, phase) for name in reversed(chosen) for phase in ("prepare", "exact")]
+        running = [_child(name, phase, parts[name, phase], options) for name, phase in early]
+        for process in running:
+            _go(process)
+        _all_at_once(running, 0.45 * options.limit)
         print(f"prepared in {time.monotonic() - start:.0f} s", flush=True)
         waiting = {name: _child(name, "time", parts[name, "time"], options) for name in chosen}
         for name in chosen:
@@ -111,7 +113,9 @@ def one_phase(options: argparse.Namespace) -> None:
     found: dict = {}
 
     def save() -> None:
-        options.json.write_text(json.dumps(found))
+        whole = options.json.with_suffix(".whole")
+        whole.write_text(json.dumps(found))
+        whole.replace(options.json)  # a process that is ended leaves no half of a file
 
     {"prepare": prepare, "exact": compare, "time": measure}[options.phase](case, options, found, save)
     save()
