@@ -162,8 +162,9 @@ def draw(result: dict[str, Any], path: Path) -> None:
                 label=counting,
             )
         axis.set_xlabel(panel)
-        axis.set_ylabel("test accuracy")
         axis.set_ylim(0.88, 0.97)
+    for axis in axes[::3]:
+        axis.set_ylabel("test accuracy")
     axes[3].set_xscale("log")
     for p in result["points"]:
         if p["projection"] != "pca":

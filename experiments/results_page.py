@@ -75,7 +75,7 @@ def tuned(title: str, picture: str, remark: str) -> Callable[[Result], list[str]
             by = ", ".join(f"{value:.3f}" for value in spent.get(name, {}).values())
             noise = f"{row['noise multiplier']:.3f}, {row['steps']}"
             rows.append(f"| {name} | {reached(row)} | {by} | {noise} | {words(row['setting'])} |")
-        return rows
+        return [*rows, "", TRIED] if picture == "mnist_best" else rows
 
     return section
 
@@ -111,7 +111,7 @@ def overview(results: dict[str, Result]) -> list[str]:
     for name, row in best_rows.items():
         data_set, epsilon = name.split(", ")
         title = f"{TITLES[data_set]}, best recipe (`hush train {data_set} --model best`)"
-        rows.append(summary_line(title, float(epsilon), (None, row["must reach"], row["goal"]), [None, row]))
+        rows.append(summary_line(title, float(epsilon), (None, row["must reach"], row.get("goal")), [None, row]))
     return rows
 
 
@@ -156,6 +156,31 @@ averaged weights. That kind of recipe was fixed after trials on both data sets (
 on the other 10,000 of the training set). The power of the whitening, rate and length were tuned on stand-ins only: for
 MNIST on Fashion-MNIST and drawn glyphs, for Fashion-MNIST on MNIST and rougher glyphs; a grid, then the best
 again with other seeds."""
+TRIED = """### What was tried, and what stops it
+
+Trials of one run each (their code is not kept): linear heads, 585 steps, 50,000 records of the training set, accuracy
+in per cent on its other 10,000, the best of six learning rates read there. So they are a little too good, and a little
+too bad for want of the 10,000.
+
+| features | MNIST 0.5 | 2 | 8 | no noise | Fashion-MNIST 3 | no noise |
+|---|---|---|---|---|---|---|
+| group norm of 27 groups (the recipe before) | 97.6 | 98.5 | 98.7 | 98.9 | 89.8 | 91.8 |
+| the same, lots of 16,384, as many steps | 97.6 | 98.5 | 98.8 | 98.9 | 89.8 | 91.9 |
+| channels standardised by the other data set | 97.4 | 98.5 | 98.7 | 98.8 | 89.6 | 91.4 |
+| square roots, then group norm | 97.3 | 98.4 | 98.7 | 98.8 | 89.7 | 91.8 |
+| logarithms, then group norm | 97.2 | 98.3 | 98.6 | 98.7 | 89.7 | 91.9 |
+| whitened by the other data set's covariance, power 1/2 | 97.9 | 98.7 | 98.9 | 99.0 | 90.1 | 91.9 |
+| whitened by it, power 1/4 | 98.0 | 98.8 | 98.9 | 99.0 | 90.4 | 91.8 |
+| a small network trained on drawn glyphs for a minute, its 3 x 3 maps | 97.7 | 98.5 | 98.6 | 98.8 | - | - |
+
+Two 3 x 3 convolutions on the scattering features (one learning rate tried): 97.4 at epsilon 2, Fashion-MNIST 84.5 at
+epsilon 3. In shorter trials the covariance of drawn glyphs, taken apart into channels and places, whitened as well as
+that of the other data set; tanh after it gave Fashion-MNIST 0.3 to 0.4 more and MNIST nothing; averaging the features
+of a picture and its mirror image gave Fashion-MNIST less.
+
+What stops the goals: the number of steps being given, lot size and length hardly matter, and the features set a
+ceiling. A linear head without any noise reaches about 99.0 % on MNIST and 91.9 % on Fashion-MNIST with these records.
+So 99.3 % at epsilon 8 and 91.0 % at epsilon 3 ask for other features, not for less noise."""
 TITLES = {"mnist": "MNIST", "fashion-mnist": "Fashion-MNIST"}
 SECTIONS: dict[str, Callable[[Result], list[str]]] = {
     "mnist_paper": tuned(
