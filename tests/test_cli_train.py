@@ -30,6 +30,9 @@ def job():
 
 def number():
     return 7
+
+def broken():
+    return 1 / 0
 """
 
 
@@ -149,12 +152,16 @@ def test_mistakes_are_one_line_with_exit_status_2(
     Ledger(capped, budget=replace(_budget(), epsilon=0.5)).close()
     damaged = tmp_path / "damaged.hush"
     damaged.write_bytes(b"not a ledger at all")
+    spoiled = tmp_path / "spoiled.py"
+    spoiled.write_text("import torch\ntorch.no_such_thing\n")
     mistakes = {
         ("train", "cifar"): "unknown job",
         ("train", "nowhere.py:job"): "no file",
         ("train", "no_such_module_here:job"): "no module",
         ("train", f"{script}:missing"): "no function 'missing'",
         ("train", f"{script}:number"): "must return a hush.Job",
+        ("train", f"{script}:broken"): "my_training.py:broken raised ZeroDivisionError: division by zero",
+        ("train", f"{spoiled}:job"): "spoiled.py, line 2)",
         ("train", "mnist", "--epsilon", -1): "epsilon must be a positive number",
         ("train", "mnist", "--model", "worst"): "no recipe",
         ("train", "mnist", "--device", "nonsense"): "cannot be used",

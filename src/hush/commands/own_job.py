@@ -4,6 +4,9 @@ import importlib
 import importlib.util
 import os
 import sys
+import traceback
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -20,11 +23,13 @@ def load_job(named: str) -> "Job":
         raise ValueError(
             f"unknown job {named!r}: expected mnist, fashion-mnist, or path/to/script.py:function (module:function)"
         )
-    module = _module(place)
+    with _located(place):
+        module = _module(place)
     make = getattr(module, function, None)
     if not callable(make):
         raise ValueError(f"{place} has no function {function!r}")
-    job = make()
+    with _located(named):
+        job = make()
     if not isinstance(job, Job):
         raise ValueError(f"{named} must return a hush.Job, got {type(job).__name__}")
     return job
@@ -34,7 +39,7 @@ def _module(place: str) -> Any:
     if place.endswith(".py"):
         path = Path(place)
         if not path.is_file():
-            raise ValueError(f"no file {path}")
+            raise _NotThere(f"no file {path}")
         spec = importlib.util.spec_from_file_location(path.stem, path)
         assert spec is not None and spec.loader is not None
         module = importlib.util.module_from_spec(spec)
@@ -47,5 +52,23 @@ def _module(place: str) -> Any:
         return importlib.import_module(place)
     except ModuleNotFoundError as error:
         if error.name is not None and (place == error.name or place.startswith(error.name + ".")):
-            raise ValueError(f"no module {place!r}; for a file write path/to/script.py:function") from None
+            raise _NotThere(f"no module {place!r}; for a file write path/to/script.py:function") from None
         raise
+
+
+class _NotThere(ValueError):
+    """There is no such file or module; nobody's code has failed."""
+
+
+@contextmanager
+def _located(named: str) -> Iterator[None]:
+    """What a person's own code raises, in one line with the place where it was raised."""
+    try:
+        yield
+    except _NotThere:
+        raise
+    except Exception as error:
+        frames = traceback.extract_tb(error.__traceback__)
+        own = [frame for frame in frames if "site-packages" not in frame.filename and "<frozen" not in frame.filename]
+        where = f"{own[-1].filename}, line {own[-1].lineno}"
+        raise ValueError(f"{named} raised {type(error).__name__}: {error} ({where})") from error
