@@ -7,6 +7,7 @@ python benchmarks/noise.py --device cuda    the kernels: keystream and integers 
 """
 
 import argparse
+import gc
 import itertools
 import json
 import platform
@@ -280,6 +281,7 @@ def step_rows(name: str, rounds: int) -> dict[str, float]:
     from hush import update
     from hush.kernels import gaussian
 
+    gc.collect()  # graphs of the case before must not be destroyed while a new one is recorded
     secure = gaussian.Release
     update._WHOLE_BELOW = 0  # the release in a graph of its own, where torch's can take its place
     steps = {}
