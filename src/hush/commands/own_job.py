@@ -70,5 +70,6 @@ def _located(named: str) -> Iterator[None]:
     except Exception as error:
         frames = traceback.extract_tb(error.__traceback__)
         own = [frame for frame in frames if "site-packages" not in frame.filename and "<frozen" not in frame.filename]
-        where = f"{own[-1].filename}, line {own[-1].lineno}"
+        last = (own or frames)[-1]
+        where = f"{last.filename}, line {last.lineno}"
         raise ValueError(f"{named} raised {type(error).__name__}: {error} ({where})") from error
