@@ -4,10 +4,12 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.fx import GraphModule
 from torch.fx.experimental.proxy_tensor import make_fx
 
+from hush import tracing
 from hush.gradients import FlatClip, clipped_sum
-from hush.tracing import compiled, with_input_gradients_as_convolutions
+from hush.tracing import compiled, once, opened, with_input_gradients_as_convolutions
 
 
 def sums_of(model: nn.Module) -> object:
@@ -72,6 +74,43 @@ def test_input_gradients_of_convolutions_as_transposed_convolutions() -> None:
     torch.testing.assert_close(graph(given), want, rtol=1e-12, atol=1e-14)
     plain = make_fx(lambda tensors: [tensors[0] * 2])(given)
     assert not with_input_gradients_as_convolutions(plain)
+
+
+def sums_over_pixels(graph: GraphModule) -> int:
+    nodes = [node for node in graph.graph.nodes if node.target is torch.ops.aten.sum.dim_IntList]
+    return sum(tuple(node.args[1]) == (2,) and node.args[0].meta["val"].shape[2] == 9 * 8 for node in nodes)
+
+
+def test_sums_of_a_norm_layer_and_of_its_backward_pass_are_taken_once() -> None:
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Conv2d(3, 8, 3, padding=1), nn.GroupNorm(2, 8), nn.ReLU(), nn.Flatten(), nn.Linear(576, 3))
+    given = [torch.randn(6, 3, 9, 8), *batch()[1:]]
+    run = sums_of(model)
+    want = run(given)
+    with torch.autograd.set_multithreading_enabled(False):
+        graph = make_fx(run, decomposition_table=opened())(given)
+    assert sums_over_pixels(graph) == 4
+    once(graph)
+    assert sums_over_pixels(graph) == 2
+    torch.testing.assert_close(graph(given), want, rtol=1e-5, atol=1e-6)
+
+
+def test_a_repeated_forward_pass_and_writes_in_place_stay_as_they_are() -> None:
+    weight = torch.randn(3, 3)
+    for function in (lambda x: (x[0] @ weight) + (x[0] @ weight), lambda x: x[0].exp().add_(x[0].exp())):
+        graph = make_fx(function)([torch.randn(3, 3)])
+        before = len(graph.graph.nodes)
+        once(graph)
+        assert len(graph.graph.nodes) == before
+
+
+def test_operators_that_read_images_exist_under_their_names() -> None:
+    pytest.importorskip("triton")
+    import hush.kernels.convolutions
+    import hush.kernels.windows  # noqa: F401
+
+    for name in tracing._IMAGES:
+        assert getattr(torch.ops.hush, name).default._opname == name
 
 
 @pytest.mark.long

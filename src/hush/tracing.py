@@ -9,14 +9,16 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.fx import GraphModule, Node
+from torch.fx import Graph, GraphModule, Node
 from torch.fx.experimental.proxy_tensor import make_fx
 
 Function = Callable[[list[Tensor]], list[Tensor]]
 
-_RECOMPUTE = {"realize_reads_threshold": 8, "realize_opcount_threshold": 80, "realize_acc_reads_threshold": 16}
+_RECOMPUTE = {"realize_reads_threshold": 24, "realize_opcount_threshold": 120, "realize_acc_reads_threshold": 24}
 """For networks of convolutions: what a norm layer and an activation make of a stored tensor is computed again in the
 backward pass. Inductor's own limits keep it, in fp32, since nothing tells it where the forward pass ends."""
+_IMAGES = ("convolution_squares", "convolution_gradients", "convolution_sums", "window_sums")
+"""Our own operators that read images: any layout is right, channels last is read without a copy."""
 
 
 def compiled(function: Function, inputs: Sequence[Tensor]) -> Function:
@@ -25,11 +27,12 @@ def compiled(function: Function, inputs: Sequence[Tensor]) -> Function:
     A graph that draws random numbers (dropout) is handed back as it was: a compiled one would draw other numbers.
     """
     with torch.autograd.set_multithreading_enabled(False):  # the tracer sees only this thread
-        graph = make_fx(function)(list(inputs))
+        graph = make_fx(function, decomposition_table=opened())(list(inputs))
     for node in graph.graph.nodes:
         tags = getattr(node.target, "tags", ())
         if torch.Tag.nondeterministic_seeded in tags and not _replays(node.target):
             return function
+    once(graph)
     images = with_input_gradients_as_convolutions(graph)
     _read_channels_last(graph)
     with torch.no_grad():
@@ -89,21 +92,55 @@ def _shape(graph: GraphModule, node: Node) -> Sequence[int]:
     return tuple(value.shape)
 
 
+def opened() -> dict[Any, Callable[..., Any]]:
+    """Operators that are traced as what they are made of: our rules take the same sums, and they are taken once."""
+    from torch._decomp import get_decompositions
+
+    found: dict[Any, Callable[..., Any]] = get_decompositions([torch.ops.aten.native_group_norm_backward])
+    return found
+
+
+def once(graph: GraphModule) -> None:
+    """What is computed twice is computed once, in a graph that writes into no tensor.
+
+    Not where products are among it: a forward pass that is repeated on purpose, to save memory, stays repeated.
+    """
+    from torch._functorch.compile_utils import fx_graph_cse
+
+    targets = [node.target for node in graph.graph.nodes if node.op == "call_function"]
+    if any(isinstance(target, torch._ops.OpOverload) and target._schema.is_mutable for target in targets):
+        return
+    graph.graph.eliminate_dead_code()
+    found = fx_graph_cse(graph.graph)
+    if _products(found) == _products(graph.graph):
+        found.set_codegen(graph.graph._codegen)  # which knows that the inputs come as a list
+        graph.graph = found
+        graph.recompile()
+
+
+def _products(graph: Graph) -> int:
+    aten = torch.ops.aten
+    kinds = (aten.convolution.default, aten.mm.default, aten.addmm.default, aten.bmm.default)
+    return sum(node.target in kinds for node in graph.nodes)
+
+
 def _read_channels_last(graph: GraphModule) -> None:
-    """Our own operators take images in any layout; Inductor is told which one they read without a copy."""
+    """Tells Inductor in which layout our operators want their images; by itself it would keep that of the trace."""
     targets = {node.target for node in graph.graph.nodes if getattr(node.target, "namespace", "") == "hush"}
-    targets = {target for target in targets if torch.Tag.flexible_layout in target.tags}
+    targets = {target for target in targets if target._opname in _IMAGES}
     if not targets:
         return
     from torch._inductor import ir, lowering
 
     def constraint(node: Node, *args: Any, **kwargs: Any) -> tuple[Any, Any]:
-        images = [isinstance(arg, ir.IRNode) and len(arg.get_size()) == 4 for arg in args]
-        wanted = (
-            ir.ExternKernel.require_channels_last(arg) if is_image else arg
-            for arg, is_image in zip(args, images, strict=True)
-        )
-        return tuple(wanted), kwargs
+        return tuple(laid_out(arg) for arg in args), kwargs
+
+    def laid_out(arg: Any) -> Any:
+        if not isinstance(arg, ir.IRNode) or len(arg.get_size()) != 4:
+            return arg
+        arg.realize()  # a tensor that is only an expression yet would be copied
+        return ir.ExternKernel.require_channels_last(arg)
 
     for target in targets:
-        lowering.add_layout_constraint(target, constraint)
+        if target not in lowering.lowerings:
+            lowering.make_fallback(target, layout_constraint=constraint)

@@ -8,6 +8,8 @@ from torch import Tensor, nn
 pytest.importorskip("triton")
 
 from hush.gradients import FlatClip, clipped_sum, conv, conv_cuda
+from hush.gradients.site import BLOCK
+from hush.kernels import stored
 from hush.kernels.convolutions import block_of, gradients, squared_norms, weighted_sums
 from hush.kernels.products import LONGEST, Window
 from hush.kernels.stored import weighted_rows
@@ -101,10 +103,10 @@ def test_an_example_without_weight_is_not_even_read() -> None:
 
 def test_weighted_rows_in_blocks() -> None:
     torch.manual_seed(0)
-    values, factors = torch.randn(7, 600, device=DEVICE), torch.rand(7, device=DEVICE)
-    for block in (1, 3, 7):
+    values, factors = torch.randn(70, 300, device=DEVICE), torch.rand(70, device=DEVICE)
+    for block in (1, 3, 33, 64, 70):
         sums = weighted_rows(values, factors, block)
-        assert len(sums) == -(-7 // block)
+        assert len(sums) == -(-70 // block)
         torch.testing.assert_close(sums.double().sum(0), factors.double() @ values.double(), rtol=1e-5, atol=1e-6)
 
 
@@ -112,6 +114,7 @@ def test_no_chain_of_additions_is_longer_than_the_bound_says() -> None:
     for batch in (1, 7, 128, 129, 2000):
         for outputs, columns, positions in ((16, 27, 1024), (64, 576, 1), (64, 1600, 144), (512, 4608, 49)):
             assert 1 <= block_of(batch, outputs, columns, positions) <= LONGEST
+            assert 1 <= stored.block_of(batch, outputs * columns, BLOCK) <= BLOCK
 
 
 def test_large_and_small_kernels_take_the_way_that_suits_them() -> None:

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from hush.gradients.bounded import BoundedSum, Group
+from hush.gradients.bundles import bundled
 from hush.gradients.clip import Clip
 from hush.gradients.combine import leaves_below, pulled_back, reshaped, together
 from hush.gradients.graph import Graph, read
@@ -53,13 +54,14 @@ def clipped_sum(
         bounded: list[Group] = []
         count: BoundedSum | None = None
         for group in groups:
-            parts = [(found[name], tuple(params[name].shape)) for name in group.names if name in found]
+            here = {name: found[name] for name in group.names if name in found}
+            bundles = bundled(here, {name: tuple(params[name].shape) for name in here})
+            parts = [(bundle.contribution, bundle.shape) for bundle in bundles]
             if parts:
                 squared = upper_squared_norms(parts)
                 weights = _weights(clip.factors(squared, group.bound), squared, mask)
-                for name in group.names:
-                    if name in found:
-                        tensors[name] = found[name].weighted_sum(weights)
+                for bundle in bundles:
+                    tensors |= bundle.sums(weights)
                 below = clip.below(squared, group.bound)
                 if below is not None:
                     count = _count(below if mask is None else below * mask)

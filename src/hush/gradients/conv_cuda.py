@@ -63,11 +63,10 @@ class KeptOnGpu(_OnGpu):
         return blocked_additions(batch, BLOCK)
 
     def weighted_sum(self, weights: Weights) -> Tensor:
-        from hush.kernels.stored import weighted_rows
+        from hush.kernels.stored import block_of, weighted_rows
 
         values = self.values.flatten(1)
-        parts = -(-len(values) // BLOCK)
-        return self._home(add_blocks([weighted_rows(values, weights.factors, -(-len(values) // parts))]))
+        return self._home(add_blocks([weighted_rows(values, weights.factors, block_of(len(values), values.shape[1], BLOCK))]))
 
     def per_example(self) -> Tensor:
         values = self.values.unflatten(2, (-1, self.shape[1])).transpose(2, 3)
@@ -150,13 +149,13 @@ def on_gpu(pixels: Tensor, gradient: Tensor, geometry: Geometry) -> Contribution
     window = Window(
         pair(geometry.kernel, 1), pair(geometry.stride, 1), pair(geometry.padding, 0), pair(geometry.dilation, 1)
     )
-    shape, positions = geometry.weight_shape, gradient[0, 0].numel()
+    shape, positions = geometry.weight_shape, math.prod(gradient.shape[2:])
     way = cheapest_way(
         batch=len(pixels),
         outputs=shape[0],
         columns=math.prod(shape[1:]),
         positions=positions,
-        pixels=pixels[0].numel(),
+        pixels=math.prod(pixels.shape[1:]),
     )
     if way is Way.KEEP:
         kept, norms = gradients(pixels, gradient, window)

@@ -45,16 +45,15 @@ def _group_norm(site: Site) -> dict[int, Contribution] | None:
     images, channels, groups = saved["N"], saved["C"], saved["group"]
     if 0 in site.wanted or site.layout.dim != 0:
         return None
-    gradient = wide(site.grad).reshape(images, channels, -1)
-    of_gradient = gradient.sum(-1)
+    # The sums that the layer's backward pass takes as well, written in the same way: a compiler takes them once.
+    gradient = wide(site.grad)
+    of_gradient = gradient.reshape(images, channels, saved["HxW"]).sum(dim=[2])
     found: dict[int, Contribution] = {}
     if 1 in site.wanted:
-        inputs = wide(saved["input"]).reshape(images, channels, -1)
-        mean = wide(saved["result1"]).view(images, groups, 1)
-        scale = wide(saved["result2"]).view(images, groups, 1)
-        centred = (inputs.view(images, groups, -1) - mean).view_as(inputs)
-        of_product = (gradient * centred).sum(-1).view(images, groups, -1) * scale
-        found[1] = Stored(_per_example(site.layout, of_product.reshape(images, channels), (channels,)))
+        of_product = torch.mul(gradient, wide(saved["input"])).reshape(images, channels, saved["HxW"]).sum(dim=[2])
+        mean, scale = (wide(saved[name]).view(images, groups, 1) for name in ("result1", "result2"))
+        centred = of_product.view(images, groups, -1) - of_gradient.view(images, groups, -1) * mean
+        found[1] = Stored(_per_example(site.layout, (centred * scale).reshape(images, channels), (channels,)))
     if 2 in site.wanted:
         found[2] = Stored(_per_example(site.layout, of_gradient, (channels,)))
     return found
@@ -82,7 +81,7 @@ _BATCH_NORM = ("training", "input", "running_mean", "running_var")
 RULES = {
     "NativeLayerNormBackward0": Rule(_layer_norm, saved=("normalized_shape", "input", "result1", "result2")),
     "FusedRmsNormBackward0": Rule(_rms_norm, saved=("normalized_shape", "input", "result1")),
-    "NativeGroupNormBackward0": Rule(_group_norm, saved=("N", "C", "group", "input", "result1", "result2")),
+    "NativeGroupNormBackward0": Rule(_group_norm, saved=("N", "C", "HxW", "group", "input", "result1", "result2")),
     "NativeBatchNormBackward0": Rule(_fixed_batch_norm, saved=(*_BATCH_NORM, "eps")),
     "CudnnBatchNormBackward0": Rule(_fixed_batch_norm, saved=(*_BATCH_NORM, "epsilon")),
     "MiopenBatchNormBackward0": Rule(_fixed_batch_norm, saved=(*_BATCH_NORM, "epsilon")),

@@ -158,11 +158,11 @@ def shapes_of(pixels: Tensor, gradient: Tensor, window: list[int]) -> dict[str, 
 
 def _blocks(outputs: int, columns: int, positions: int, summed: bool = False) -> dict[str, int]:
     """Sizes of tiles. All kernels read the positions in the same order, so their gradients are the same numbers."""
-    large = outputs > 64
-    down = 128 if large and not summed else 64
+    down = 128 if outputs > 64 and not summed else 64
     across = 128 if columns > 64 else 64 if columns > 32 else 32
-    deep = 64 if large and positions % 64 == 0 else 32
-    return {"BJ": down, "BN": across, "BP": deep, "num_warps": 4, "num_stages": 3 if deep == 64 else 4}
+    deep = 64 if outputs > 64 and positions == 64 else 32
+    warps = 8 if down == 128 and deep == 32 else 4
+    return {"BJ": down, "BN": across, "BP": deep, "num_warps": warps, "num_stages": 3 if deep == 64 else 4}
 
 
 def _tiles(outputs: int, columns: int, summed: bool = False) -> int:
@@ -187,9 +187,6 @@ def _columns(pixels: Tensor, window: list[int]) -> int:
     return pixels.shape[1] * window[0] * window[1]
 
 
-ANY_LAYOUT = (torch.Tag.flexible_layout,)
-
-
 def _run_gradients(pixels: Tensor, gradient: Tensor, window: list[int], keep: bool) -> tuple[Tensor, Tensor]:
     batch, outputs, columns = len(pixels), gradient.shape[1], _columns(pixels, window)
     tiles = _tiles(outputs, columns)
@@ -203,7 +200,7 @@ def _run_gradients(pixels: Tensor, gradient: Tensor, window: list[int], keep: bo
     return kept, squares
 
 
-@torch.library.custom_op("hush::convolution_squares", mutates_args=(), tags=ANY_LAYOUT)
+@torch.library.custom_op("hush::convolution_squares", mutates_args=())
 def _convolution_squares(pixels: Tensor, gradient: Tensor, window: list[int]) -> Tensor:
     return _run_gradients(pixels, gradient, window, keep=False)[1]
 
@@ -214,7 +211,7 @@ def _(pixels: Tensor, gradient: Tensor, window: list[int]) -> Tensor:
     return pixels.new_empty(pixels.shape[0], tiles, dtype=torch.float32)
 
 
-@torch.library.custom_op("hush::convolution_gradients", mutates_args=(), tags=ANY_LAYOUT)
+@torch.library.custom_op("hush::convolution_gradients", mutates_args=())
 def _convolution_gradients(pixels: Tensor, gradient: Tensor, window: list[int]) -> tuple[Tensor, Tensor]:
     return _run_gradients(pixels, gradient, window, keep=True)
 
@@ -226,7 +223,7 @@ def _(pixels: Tensor, gradient: Tensor, window: list[int]) -> tuple[Tensor, Tens
     return pixels.new_empty(batch, outputs, columns, dtype=torch.float32), squares
 
 
-@torch.library.custom_op("hush::convolution_sums", mutates_args=(), tags=ANY_LAYOUT)
+@torch.library.custom_op("hush::convolution_sums", mutates_args=())
 def _convolution_sums(pixels: Tensor, gradient: Tensor, factors: Tensor, window: list[int], block: int) -> Tensor:
     batch, outputs, columns = len(pixels), gradient.shape[1], _columns(pixels, window)
     parts = -(-batch // block)

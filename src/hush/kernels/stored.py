@@ -1,22 +1,32 @@
-"""Weighted sums of stored gradients, examples without weight left unread."""
+"""Weighted sums of stored gradients; what has no weight counts for nothing, whatever it holds."""
 
 import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 
+_COLUMNS = 128
+_ROWS = 32
+_PROGRAMS = 1056
+"""So many programs keep a large GPU's memory busy."""
+
 
 @triton.jit
-def _weighted(values, factors, out, examples, block, columns, BN: tl.constexpr):  # type: ignore[no-untyped-def]
+def _weighted(  # type: ignore[no-untyped-def]
+    values, factors, out, examples, block, columns, BN: tl.constexpr, BR: tl.constexpr
+):
     n = tl.program_id(0) * BN + tl.arange(0, BN)
     first = tl.program_id(1) * block
+    last = tl.minimum(first + block, examples)
     inside = n < columns
     total = tl.zeros([BN], tl.float32)
-    for at in range(block):
-        example = tl.minimum(first + at, examples - 1).to(tl.int64)
-        factor = tl.load(factors + example, mask=first + at < examples, other=0.0)
-        limit = tl.where(factor != 0.0, columns, 0)
-        total += factor * tl.load(values + example * columns + n, mask=inside & (n < limit), other=0.0)
+    for start in range(first, first + block, BR):
+        row = start + tl.arange(0, BR)
+        factor = tl.load(factors + row, mask=row < last, other=0.0)
+        counts = factor != 0.0  # the others are not even read: they may hold infinities
+        place = row[:, None].to(tl.int64) * columns + n[None, :]
+        part = tl.load(values + place, mask=counts[:, None] & inside[None, :], other=0.0)
+        total += tl.sum(part * factor[:, None], axis=0)
     tl.store(out + tl.program_id(1).to(tl.int64) * columns + n, total, mask=inside)
 
 
@@ -25,11 +35,20 @@ def weighted_rows(values: Tensor, factors: Tensor, block: int) -> Tensor:
     return _stored_sums(values, factors.float().contiguous(), block)
 
 
+def block_of(batch: int, columns: int, longest: int) -> int:
+    """How many examples one chain of additions takes, at most `longest`: few columns are split over more parts."""
+    parts = max(-(-batch // longest), min(-(-batch // _ROWS), -(-_PROGRAMS * _COLUMNS // columns)))
+    return -(-batch // parts)
+
+
 @torch.library.custom_op("hush::stored_sums", mutates_args=())
 def _stored_sums(values: Tensor, factors: Tensor, block: int) -> Tensor:
+    values = values.contiguous()
     batch, columns = values.shape
     sums = values.new_empty(-(-batch // block), columns)
-    _weighted[(triton.cdiv(columns, 512), len(sums))](values, factors, sums, batch, block, columns, BN=512, num_warps=4)
+    _weighted[(triton.cdiv(columns, _COLUMNS), len(sums))](
+        values, factors, sums, batch, block, columns, BN=_COLUMNS, BR=_ROWS, num_warps=4
+    )
     return sums
 
 

@@ -8,7 +8,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from hush.kernels.convolutions import ANY_LAYOUT, channels_last, flat, shapes_of
+from hush.kernels.convolutions import channels_last, flat, shapes_of
 from hush.kernels.products import Window
 
 MOST_OUTPUTS = 64
@@ -65,7 +65,7 @@ def window_norms(pixels: Tensor, gradient: Tensor, window: Window) -> tuple[Tens
     return norms.clamp(min=0), masses.square()
 
 
-@torch.library.custom_op("hush::window_sums", mutates_args=(), tags=ANY_LAYOUT)
+@torch.library.custom_op("hush::window_sums", mutates_args=())
 def _window_sums(pixels: Tensor, gradient: Tensor, window: list[int]) -> tuple[Tensor, Tensor]:
     norms = pixels.new_empty(len(pixels), dtype=torch.float32)
     masses = torch.empty_like(norms)

@@ -1,0 +1,71 @@
+"""Small stored gradients (biases, affine parts of norm layers) side by side in one matrix: one norm, one sum for all.
+
+A network has a few of them for each layer, and each would cost several operations of its own on a few numbers.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from hush.gradients.site import Contribution, Stored, Weights
+
+_SMALL = 4096
+"""Numbers of one example that count as small."""
+_WIDEST = 8192
+"""Numbers of one example in one matrix: norms are summed along it, and the bound on rounding grows with its width."""
+_FEWEST = 3
+"""So many are worth a copy into one matrix."""
+
+
+@dataclass(frozen=True)
+class Bundle:
+    """What the examples add to one parameter, or to several small ones."""
+
+    names: tuple[str, ...]
+    shapes: tuple[tuple[int, ...], ...]
+    contribution: Contribution
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        return self.shapes[0] if len(self.names) == 1 else (sum(map(_size, self.shapes)),)
+
+    def sums(self, weights: Weights) -> dict[str, Tensor]:
+        """The weighted sum for each name, in the shape of the parameter."""
+        total = self.contribution.weighted_sum(weights)
+        if len(self.names) == 1:
+            return {self.names[0]: total}
+        pieces = total.split([_size(shape) for shape in self.shapes])
+        return {name: piece.reshape(shape) for name, piece, shape in zip(self.names, pieces, self.shapes, strict=True)}
+
+
+def bundled(found: Mapping[str, Contribution], shapes: Mapping[str, tuple[int, ...]]) -> list[Bundle]:
+    """All contributions, the small stored ones together where there are several."""
+    waiting: dict[torch.dtype, list[str]] = {}
+    bundles: list[Bundle] = []
+    for name, part in found.items():
+        if isinstance(part, Stored) and part.known is None and _size(shapes[name]) <= _SMALL:
+            names = waiting.setdefault(part.values.dtype, [])
+            if sum(_size(shapes[other]) for other in names) + _size(shapes[name]) > _WIDEST:
+                bundles += _together(names, found, shapes)
+                names.clear()
+            names.append(name)
+        else:
+            bundles.append(Bundle((name,), (shapes[name],), part))
+    for names in waiting.values():
+        bundles += _together(names, found, shapes)
+    return bundles
+
+
+def _together(
+    names: Sequence[str], found: Mapping[str, Contribution], shapes: Mapping[str, tuple[int, ...]]
+) -> list[Bundle]:
+    if len(names) < _FEWEST:
+        return [Bundle((name,), (shapes[name],), found[name]) for name in names]
+    values = [part.values.reshape(len(part.values), -1) for part in map(found.get, names) if isinstance(part, Stored)]
+    return [Bundle(tuple(names), tuple(shapes[name] for name in names), Stored(torch.cat(values, 1)))]
+
+
+def _size(shape: tuple[int, ...]) -> int:
+    return torch.Size(shape).numel()

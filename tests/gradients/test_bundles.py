@@ -1,0 +1,44 @@
+"""Small stored gradients side by side: the same norms and sums as one by one."""
+
+import torch
+
+from hush.gradients.bundles import bundled
+from hush.gradients.precision import upper_squared_norms
+from hush.gradients.site import Contribution, Stored, Weights
+
+
+def stored(batch: int = 5, **shapes: tuple[int, ...]) -> tuple[dict[str, Contribution], dict[str, tuple[int, ...]]]:
+    torch.manual_seed(0)
+    return {name: Stored(torch.randn(batch, *shape)) for name, shape in shapes.items()}, shapes
+
+
+def test_norms_and_sums_are_those_of_the_parts() -> None:
+    found, shapes = stored(a=(3,), b=(), c=(2, 4), d=(50, 100), e=(1,))
+    bundles = bundled(found, shapes)
+    assert sorted(len(bundle.names) for bundle in bundles) == [1, 4]
+    together = upper_squared_norms([(bundle.contribution, bundle.shape) for bundle in bundles])
+    exact = sum(part.per_example().double().reshape(5, -1).square().sum(1) for part in found.values())
+    assert bool((together >= exact).all())
+    torch.testing.assert_close(together.double(), exact, rtol=2e-3, atol=0)
+    weights = Weights(torch.rand(5), torch.tensor([False, True, False, False, False]))
+    sums = {name: total for bundle in bundles for name, total in bundle.sums(weights).items()}
+    for name, part in found.items():
+        want = part.weighted_sum(weights)
+        assert sums[name].shape == want.shape == shapes[name]
+        torch.testing.assert_close(sums[name], want)
+
+
+def test_what_is_large_alone_or_known_stays_alone() -> None:
+    found, shapes = stored(a=(4097,), b=(3,), c=(3,))
+    assert [bundle.names for bundle in bundled(found, shapes)] == [("a",), ("b",), ("c",)]
+    found["c"] = Stored(torch.ones(5, 3), known=torch.full((5,), 3.0))
+    found |= {"d": Stored(torch.ones(5, 3)), "e": Stored(torch.ones(5, 3).double())}
+    shapes |= {"d": (3,), "e": (3,)}
+    assert all(len(bundle.names) == 1 for bundle in bundled(found, shapes))
+
+
+def test_no_matrix_is_wider_than_the_bound_on_rounding_wants() -> None:
+    found, shapes = stored(batch=2, **{f"p{number}": (3000,) for number in range(10)})
+    bundles = bundled(found, shapes)
+    assert max(bundle.shape[0] for bundle in bundles) <= 8192
+    assert sorted(name for bundle in bundles for name in bundle.names) == sorted(found)
