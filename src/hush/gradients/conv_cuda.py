@@ -66,7 +66,8 @@ class KeptOnGpu(_OnGpu):
         from hush.kernels.stored import block_of, weighted_rows
 
         values = self.values.flatten(1)
-        return self._home(add_blocks([weighted_rows(values, weights.factors, block_of(len(values), values.shape[1], BLOCK))]))
+        block = block_of(len(values), values.shape[1], BLOCK)
+        return self._home(add_blocks([weighted_rows(values, weights.factors, block)]))
 
     def per_example(self) -> Tensor:
         values = self.values.unflatten(2, (-1, self.shape[1])).transpose(2, 3)
