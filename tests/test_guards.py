@@ -127,7 +127,19 @@ def test_scripted_and_shared_modules_are_looked_at_too() -> None:
     scripted = nn.Sequential(nn.Linear(3, 3), torch.jit.script(Inside()))
     guard = Guard(scripted)
     assert set(guard.begin_lot()) == {"0.weight", "0.bias", "1.weight"}
+    before = guard.state()
+    guard.begin_lot()
+    assert guard.state() == before
     scripted[1].weight.requires_grad_(False)
+    assert set(guard.begin_lot()) == {"0.weight", "0.bias"} and guard.state() != before
+    scripted[0] = torch.jit.script(Inside())
+    assert set(guard.begin_lot()) == {"0.weight"}
+    later = nn.Sequential(nn.Linear(3, 3))
+    guard = Guard(later)
+    guard.begin_lot()
+    later.append(torch.jit.script(Inside()))
+    assert set(guard.begin_lot()) == {"0.weight", "0.bias", "1.weight"}
+    later[1].weight.requires_grad_(False)
     assert set(guard.begin_lot()) == {"0.weight", "0.bias"}
     layer = nn.Linear(2, 2)
     shared = nn.Sequential(layer, nn.ReLU(), layer)

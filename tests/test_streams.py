@@ -221,6 +221,12 @@ def test_below_is_uniform(bound: int) -> None:
         assert stats.chisquare(np.bincount(numbers * cells // bound, minlength=cells)).pvalue > 1e-4
 
 
+def test_below_draws_from_large_ranges_too() -> None:
+    for bound in (2**24, 2**24 + 1, 2**32 + 5, 2**63):
+        numbers = Key.from_seed(0).stream("below").below(bound, 2_000)
+        assert 0 <= numbers.min() < 0.01 * bound and 0.99 * bound < numbers.max() < bound
+
+
 def test_below_rejects_what_would_be_biased(monkeypatch: pytest.MonkeyPatch) -> None:
     # With bound 3 * 2^61 a plain remainder would favour the numbers below 2^62.
     bound = 3 << 61

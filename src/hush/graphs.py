@@ -1,5 +1,6 @@
 """CUDA graphs: work that is recorded once and then replayed, always in the same memory."""
 
+import gc
 from collections.abc import Callable, Iterable
 from typing import TypeVar
 
@@ -32,8 +33,16 @@ def record(function: Callable[[], T], *, beside: Recording | None = None) -> tup
     results of this one are still needed: both then use the same memory for what they compute in between.
     """
     graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph, pool=None if beside is None else beside.graph.pool()):
-        result = function()
+    pool = None if beside is None else beside.graph.pool()
+    collecting = gc.isenabled()
+    gc.collect()
+    gc.disable()  # an old graph that is freed while another is recorded would spoil it
+    try:
+        with torch.cuda.graph(graph, pool=pool, capture_error_mode="thread_local"):  # other threads may go on
+            result = function()
+    finally:
+        if collecting:
+            gc.enable()
     return Recording(graph), result
 
 

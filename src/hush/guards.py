@@ -21,18 +21,35 @@ def _survey(model: nn.Module) -> list[object]:
     modules, seen = [model], {id(model)}
     for module in modules:
         inside = module.__dict__
-        if isinstance(module, torch.jit.ScriptModule):
-            return []  # keeps its parameters elsewhere
         parameters, buffers, children = inside["_parameters"], inside["_buffers"], inside["_modules"]
-        hooks = len(inside["_forward_hooks"]) + len(inside["_forward_pre_hooks"])
-        found += (id(module), type(module), inside["training"], hooks, *parameters, *buffers, *children)
-        found += [(id(p), p.requires_grad) for p in parameters.values() if p is not None]
-        found += map(id, buffers.values())
-        for child in children.values():
-            if child is not None and id(child) not in seen:
-                seen.add(id(child))
-                modules.append(child)
+        if parameters.__class__ is not dict:
+            return []
+        hooks = len(inside["_forward_hooks"]), len(inside["_forward_pre_hooks"])
+        found += (id(module), module.__class__, inside.get("training"), hooks)
+        if parameters:
+            found += parameters
+            found += [(id(p), p.requires_grad) for p in parameters.values() if p is not None]
+        if buffers:
+            found += buffers
+            found += map(id, buffers.values())
+        if children:
+            found += children
+            for child in children.values():
+                if child is not None and id(child) not in seen:
+                    seen.add(id(child))
+                    modules.append(child)
     return found
+
+
+def _slow_survey(model: nn.Module) -> list[object]:
+    """The same by the names that a module itself gives."""
+    modules = [(name, type(module), module.training) for name, module in model.named_modules()]
+    return [*modules, *[(name, p.requires_grad) for name, p in model.named_parameters()]]
+
+
+def _scripted(model: nn.Module) -> bool:
+    """Whether a part of the model keeps its parameters where a quick walk does not see them."""
+    return any(isinstance(module, torch.jit.ScriptModule) for module in model.modules())
 
 
 class Guard:
@@ -43,6 +60,7 @@ class Guard:
         self.public = tuple(public_buffers)
         self._changes = 0
         self._survey: list[object] = []
+        self._scripted = _scripted(model)
         self._alive: list[object] = []
         self._suspects: list[nn.Module] = []
         self._all_buffers: list[Tensor] = []
@@ -51,14 +69,14 @@ class Guard:
 
     def begin_lot(self) -> dict[str, nn.Parameter]:
         """The trainable parameters of this lot; notes the buffers, refuses layers that mix or remember examples."""
-        survey = _survey(self._model)
-        if survey and survey == self._survey:
+        survey = _slow_survey(self._model) if self._scripted else _survey(self._model)
+        same = survey != [] and survey == self._survey
+        if same and not self._scripted:
             if any(map(mixes_examples, self._suspects)):
                 refuse_mixing(self._model)
             for name, (buffer, _) in self._buffers.items():
                 self._buffers[name] = buffer, buffer._version
             return self._trainable
-        self._survey = []
         refuse_mixing(self._model)
         trainable = {name: p for name, p in self._model.named_parameters() if p.requires_grad}
         if not trainable:
@@ -69,7 +87,7 @@ class Guard:
         self._trainable, self._suspects = trainable, [module for module in self._model.modules() if may_mix(module)]
         self._all_buffers = list(self._model.buffers())
         self._alive = [*self._model.modules(), *self._model.parameters()]  # so that none of their ids comes again
-        self._survey, self._changes = survey, self._changes + 1
+        self._survey, self._changes, self._scripted = survey, self._changes + (not same), _scripted(self._model)
         return trainable
 
     def state(self) -> tuple[int, ...]:

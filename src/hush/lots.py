@@ -236,16 +236,18 @@ class Lot:
         expected spills into one more batch; nothing is ever cut off.
         """
         if pad:
-            pieces = [(len(index), padded(index, size)) for index in self.split(size)]
-            alone = len(pieces) == 1
-            return self.hand_out((Handed(size, size, batch.mask, n, alone), batch) for n, batch in pieces)
+            return self.hand_out(padded(self.cut(size), size))
         return self.hand_out((Handed(len(index), size), index) for index in self.pieces(size))
 
-    def split(self, size: int) -> list[torch.Tensor]:
+    def cut(self, size: int) -> list[Indices]:
+        """The indices, `size` at a time."""
         if isinstance(size, bool) or not isinstance(size, int) or size < 1:
             raise ValueError(f"a physical batch holds a whole number of examples >= 1, got {size!r}")
-        indices = torch.from_numpy(self.indices)
-        return [indices] if 0 < len(self.indices) <= size else list(torch.split(indices, size)) if len(indices) else []
+        return [self.indices[start : start + size] for start in range(0, len(self.indices), size)]
+
+    def split(self, size: int) -> list[torch.Tensor]:
+        """The indices as tensors, `size` at a time."""
+        return [torch.from_numpy(indices) for indices in self.cut(size)]
 
     def pieces(self, size: int) -> list[torch.Tensor]:
         """As `split`, with the last batch cut at a multiple of sqrt(size): then it has few sizes, not up to `size`."""

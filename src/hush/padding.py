@@ -1,10 +1,12 @@
 """Batches of fixed shape: rows that only fill up are masked, and a mask is a window of one strip, never built anew."""
 
+from collections.abc import Iterator, Sequence
 from functools import lru_cache, reduce
 from operator import and_
 from typing import NamedTuple
 
 import numpy as np
+import numpy.typing as npt
 import torch
 from torch import Tensor
 
@@ -59,9 +61,12 @@ def _strip(size: int, device: torch.device | str) -> Tensor:
     return (torch.arange(2 * size) < size).to(device)
 
 
-def padded(index: Tensor, size: int) -> PaddedBatch:
-    """The index filled up to `size` rows by example 0, masked."""
-    full, mask = np.zeros(size, np.int64), np.zeros(size, np.bool_)
-    full[: len(index)] = index.numpy()
-    mask[: len(index)] = True
-    return PaddedBatch(torch.from_numpy(full), torch.from_numpy(mask))
+def padded(pieces: Sequence[npt.NDArray[np.int64]], size: int) -> Iterator[tuple[Handed, PaddedBatch]]:
+    """The pieces of a lot filled up to `size` rows by example 0, masked."""
+    for piece in pieces:
+        filled = len(piece)
+        full, rows = np.zeros(size, np.int64), np.zeros(size, np.bool_)
+        full[:filled] = piece
+        rows[:filled] = True
+        mask = torch.from_numpy(rows)
+        yield Handed(size, size, mask, filled, len(pieces) == 1), PaddedBatch(torch.from_numpy(full), mask)

@@ -61,10 +61,9 @@ class Releaser:
 
     def prepare(self, due: Due) -> None:
         """Let the noise of a lot be drawn while its gradients are computed, where a core is free for that."""
-        on_cpu = not any(parameter.is_cuda for parameter in due.parameters.values())
-        if not on_cpu or self._discrete or due.noise == 0 or torch.get_num_threads() >= _CORES:
+        if self._discrete or due.noise == 0 or torch.get_num_threads() >= _CORES:
             return  # without a free core both would wait for each other: benchmarks/NOTES.md
-        count = sum(parameter.numel() for parameter in due.parameters.values())
+        count = sum(parameter.numel() for parameter in due.parameters.values() if parameter.device.type == "cpu")
         if count >= _WORTH_PREPARING:
             self._normals.prepare(due.step, count)
 
