@@ -67,6 +67,8 @@ def _located(named: str) -> Iterator[None]:
         yield
     except _NotThere:
         raise
+    except SyntaxError as error:  # it names the line itself
+        raise ValueError(f"{named} cannot be read: {error}") from error
     except Exception as error:
         frames = traceback.extract_tb(error.__traceback__)
         own = [frame for frame in frames if "site-packages" not in frame.filename and "<frozen" not in frame.filename]
