@@ -152,8 +152,9 @@ class Private:
         `run = private.capture(losses_of)` is called in the loop as `run(*batch, mask=mask)` in place of computing the
         losses and calling `backward`, with the same results. On a GPU, padded batches with their mask are captured
         once and replayed; with `compile` Inductor fuses them first, which takes a minute for a large model and rounds
-        half precision in other places. The first call checks `losses_of` as `hush.check` does, unless the run has
-        selfcheck=False.
+        half precision in other places. The only batch of a lot is computed in `step`, for a small model in one launch
+        with the update; parameters that change in between are refused. The first call checks `losses_of` as
+        `hush.check` does, unless the run has selfcheck=False.
         """
         return Captured(self, losses_of, copies, compile)
 
