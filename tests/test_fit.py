@@ -1,7 +1,5 @@
 """hush.fit from a budget to a result: what is charged, what is measured, where it ends, what it refuses."""
 
-import math
-import re
 from pathlib import Path
 from typing import Any
 
@@ -9,17 +7,14 @@ import pytest
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
-from torch.optim.lr_scheduler import LambdaLR, ReduceLROnPlateau, StepLR
 from torch.utils.data import DataLoader, TensorDataset
 from watching import watch
 
 from hush import checkpoints
 from hush.accounting import Budget, Gaussian, PoissonSampled, compose, epsilon
-from hush.fitting import HeldOut, PrivacyWarning, Result, Upfront, fit, paper_schedule
-from hush.fitting.batch_size import first_size
+from hush.fitting import HeldOut, PrivacyWarning, Result, Upfront, fit
 from hush.gradients.clip import FlatClip, QuantileClip
 from hush.ledger import BudgetExhausted, DataNotLinked, Ledger
-from hush.lots import PoissonLots
 
 BUDGET = Budget(epsilon=3.0, delta=1e-4)
 
@@ -182,61 +177,6 @@ def test_delta_of_one_over_n_is_warned_about_and_reported() -> None:
     assert "1 / N" in str(result.statement)
 
 
-def test_schedulers() -> None:
-    model = network()
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    schedule = paper_schedule(optimizer, steps_per_epoch=2)
-    result = run(model, optimizer=optimizer, scheduler=schedule, lot_size=200, epochs=12)
-    rates = [entry["learning_rate"] for entry in result.history]
-    assert rates[0] == pytest.approx(0.1) and rates[5] == pytest.approx(0.076)
-    assert rates[10] == rates[12] == pytest.approx(0.052)
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    by_epoch = run(model, optimizer=optimizer, scheduler=StepLR(optimizer, 1, 0.5), scheduler_every="epoch")
-    assert [entry["learning_rate"] for entry in by_epoch.history] == pytest.approx([0.1, 0.05, 0.025, 0.0125])
-    with pytest.raises(ValueError, match="ReduceLROnPlateau reads a metric"):
-        run(model, optimizer=optimizer, scheduler=ReduceLROnPlateau(optimizer))
-    with pytest.raises(ValueError, match="ReduceLROnPlateau reads a metric"):
-        run(model, optimizer=optimizer, scheduler=ReduceLROnPlateau(optimizer), held_out=HeldOut(data=blobs()))
-    with pytest.raises(ValueError, match="another optimizer"):
-        run(scheduler=StepLR(optimizer, 1))
-    with pytest.raises(TypeError, match="expected a scheduler"):
-        run(scheduler="cosine")
-    public = HeldOut(data=blobs(100, seed=3), public=True)
-    plateau = ReduceLROnPlateau(optimizer, mode="max", patience=0, factor=0.1)
-    result = run(model, optimizer=optimizer, scheduler=plateau, held_out=public)
-    assert result.history[-1]["learning_rate"] <= result.history[0]["learning_rate"]
-
-
-def test_held_out_choices_are_named_in_the_statement() -> None:
-    values = iter([0.1, 0.9, 0.3, 0.2, 0.25])
-
-    def metric(outputs: Tensor, targets: Tensor) -> Tensor:
-        return torch.full((len(targets),), next(values), dtype=torch.float64)
-
-    model = network()
-    held_out = HeldOut(data=blobs(50, seed=2), metric=metric, choose="best", patience=2, name="my patients")
-    result = run(model, held_out=held_out, epochs=10)
-    assert result.ended == "held-out" and result.steps == 30
-    assert result.measured == pytest.approx(0.9)
-    assert result.epsilon.upper > 0.99 * BUDGET.epsilon, "the whole plan is paid for"
-    assert any("my patients" in line and "choose" in line for line in result.statement.not_covered)
-    public = run(held_out=HeldOut(data=blobs(50, seed=2), public=True))
-    assert not any("test set" in line for line in public.statement.not_covered)
-
-
-def test_averaging_gives_back_the_average() -> None:
-    def loss(outputs: Tensor, targets: Tensor) -> Tensor:
-        return F.cross_entropy(outputs, targets, reduction="none")
-
-    held_out = HeldOut(data=blobs(200, seed=1), public=True, metric=loss, label="loss", larger_is_better=False)
-    smooth, plain = run(average=0.9, held_out=held_out, seed=1), run(held_out=held_out, seed=1)
-    for result in (smooth, plain):
-        with torch.no_grad():
-            value = loss(result.model(held_out.data[0]), held_out.data[1]).mean().item()
-        assert value == pytest.approx(result.measured, rel=1e-5)
-    assert smooth.measured != pytest.approx(plain.measured, rel=1e-4)
-
-
 def test_seeds_make_runs_equal_and_not_private() -> None:
     first, second, other = (run(seed=seed) for seed in (5, 5, 6))
     assert all(torch.equal(a, b) for a, b in zip(first.model.parameters(), second.model.parameters(), strict=True))
@@ -245,67 +185,6 @@ def test_seeds_make_runs_equal_and_not_private() -> None:
     secure, again = run(), run()
     assert secure.statement.private
     assert not all(torch.equal(a, b) for a, b in zip(secure.model.parameters(), again.model.parameters(), strict=True))
-
-
-def test_unsafe_diagnostics_only_under_their_name() -> None:
-    result = run(unsafe_diagnostics=True, clip=FlatClip(0.05))
-    assert 0 <= result.history[-1]["unsafe_clipped_share"] <= 1 and result.history[0]["unsafe_clipped_share"] > 0.9
-    assert math.isfinite(result.history[-1]["unsafe_training_loss"])
-    assert any("Unsafe diagnostics" in line for line in result.statement.not_covered)
-    assert not any("Unsafe" in line for line in run().statement.not_covered)
-
-
-def test_the_physical_batch_is_halved_until_it_fits(monkeypatch: pytest.MonkeyPatch) -> None:
-    sizes: list[int] = []
-
-    def hungry(out: Tensor, y: Tensor) -> Tensor:
-        sizes.append(len(y))
-        if len(y) > 16:
-            raise torch.OutOfMemoryError("CUDA out of memory")
-        return F.cross_entropy(out, y, reduction="none")
-
-    seen = watch(monkeypatch)
-    result = run(loss=hungry, batch_size=100, seed=3)
-    assert result.statement.facts["batch_size"] == 13 and result.steps == 30 == len(seen.multipliers)
-    plain = run(seed=3, batch_size=13)
-    for a, b in zip(result.model.parameters(), plain.model.parameters(), strict=True):
-        torch.testing.assert_close(a, b, rtol=1e-4, atol=1e-5)
-
-    # Memory that runs out after a first batch was added up: the lot begins again, and nothing counts twice.
-    since_first_step: list[int] = []
-
-    def arm(step: int) -> float:
-        since_first_step.extend([0] if step == 1 else [])
-        return 1.0
-
-    def sudden(out: Tensor, y: Tensor) -> Tensor:
-        if since_first_step:
-            since_first_step.append(1)
-            if len(since_first_step) == 3:
-                raise torch.OutOfMemoryError("CUDA out of memory")
-        return F.cross_entropy(out, y, reduction="none")
-
-    model, whole = network(), {"lot_size": 400, "batch_size": 100, "seed": 3}
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.5)
-    interrupted = run(model, optimizer=optimizer, scheduler=LambdaLR(optimizer, arm), loss=sudden, **whole)
-    assert interrupted.statement.facts["batch_size"] == 50
-    for a, b in zip(interrupted.model.parameters(), run(**whole).model.parameters(), strict=True):
-        torch.testing.assert_close(a, b, rtol=1e-4, atol=1e-5)
-
-    def broken(out: Tensor, y: Tensor) -> Tensor:
-        if len(y) != 8:
-            raise RuntimeError("shapes differ")
-        return F.cross_entropy(out, y, reduction="none")
-
-    with pytest.raises(RuntimeError, match="shapes differ"):
-        run(loss=broken)
-
-    def insatiable(out: Tensor, y: Tensor) -> Tensor:
-        raise torch.OutOfMemoryError("CUDA out of memory")
-
-    with pytest.raises(torch.OutOfMemoryError):
-        run(loss=insatiable)
-    assert first_size(PoissonLots(60_000, 2400), torch.device("cpu")) <= 1024
 
 
 def test_mistakes_are_told_before_anything_is_charged(tmp_path: Path) -> None:
@@ -328,13 +207,6 @@ def test_mistakes_are_told_before_anything_is_charged(tmp_path: Path) -> None:
         assert not ledger.pages()
 
 
-def test_a_result_prints_in_one_line() -> None:
-    assert re.fullmatch(
-        r"Result\(finished after 30 steps, epsilon 3 \(at least 2.99\d*\) at delta 0.0001, measured None\)", str(run())
-    )
-    assert "NOT PRIVATE" in repr(run(seed=1))
-
-
 def test_quantile_clip_counts_are_named_among_the_accesses() -> None:
     result = run(clip=QuantileClip(initial=1.0))
     assert result.epsilon.upper <= BUDGET.epsilon
@@ -346,11 +218,3 @@ def test_checkpoints_hold_no_key_and_load_with_weights_only(tmp_path: Path) -> N
     saved = checkpoints.load(tmp_path / "run" / "checkpoint")
     assert saved.facts["ended"] == "finished" and "random" not in saved.state
     assert "key" not in str(saved.facts["run"]).lower()
-
-
-def test_a_metric_that_is_not_finite_does_not_end_the_run(tmp_path: Path) -> None:
-    nothing = HeldOut(data=blobs(50), public=True, metric=lambda out, y: torch.full((len(y),), math.nan), label="odd")
-    result = run(held_out=nothing, out=tmp_path / "run")
-    assert result.ended == "finished" and result.measured is None
-    with pytest.raises(ValueError, match="meaning of its own"):
-        HeldOut(data=blobs(50), label="epsilon")
