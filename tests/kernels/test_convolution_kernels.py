@@ -119,11 +119,15 @@ def test_no_chain_of_additions_is_longer_than_the_bound_says() -> None:
 
 def test_large_and_small_kernels_take_the_way_that_suits_them() -> None:
     """The choice by shapes; `benchmarks/choices.py` compares it with measured times."""
-    ways = conv_cuda.Way
-    assert conv_cuda.cheapest_way(batch=256, outputs=64, columns=576, positions=1024, pixels=64 * 1024) is ways.KEEP
-    assert conv_cuda.cheapest_way(batch=256, outputs=128, columns=1152, positions=256, pixels=128 * 256) is ways.TWICE
-    assert conv_cuda.cheapest_way(batch=256, outputs=256, columns=2304, positions=64, pixels=256 * 64) is ways.WINDOWS
-    assert conv_cuda.cheapest_way(batch=2000, outputs=64, columns=1600, positions=144, pixels=64 * 144) is ways.TWICE
+    wanted = {
+        (256, 64, 576, 1024, 64 * 1024): conv_cuda.Way.KEEP,  # wrn16-4, stage by stage
+        (256, 128, 1152, 256, 128 * 256): conv_cuda.Way.TWICE,
+        (256, 256, 2304, 64, 256 * 64): conv_cuda.Way.WINDOWS,
+        (2000, 64, 75, 576, 3 * 576): conv_cuda.Way.KEEP,  # cnn24
+        (2000, 64, 1600, 144, 64 * 144): conv_cuda.Way.TWICE,
+    }
+    for sizes, way in wanted.items():
+        assert conv_cuda.cheapest_way(conv_cuda.Sizes(*sizes)) is way
 
 
 class Network(nn.Module):
@@ -156,7 +160,7 @@ def test_clipped_sums_with_the_kernels_equal_those_without(
     used: list[int] = []
     monkeypatch.setattr(conv, "on_matrix_units", lambda *ts: used.append(1) or all(t.dtype == HALF for t in ts))
     if way is not None:
-        monkeypatch.setattr(conv_cuda, "cheapest_way", lambda **shapes: way)
+        monkeypatch.setattr(conv_cuda, "cheapest_way", lambda sizes: way)
     got = total(0.01, mask)
     assert used
     for name in params:

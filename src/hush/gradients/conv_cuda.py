@@ -18,10 +18,10 @@ from hush.gradients.site import BLOCK, Contribution, Weights, add_blocks, blocke
 if TYPE_CHECKING:
     from hush.kernels.products import Window
 
-_MULTIPLICATIONS_PER_BYTE = 30
-"""Of a product, in the time in which one byte goes to or from memory. Measured: benchmarks/NOTES.md."""
-_WINDOWS_SLOWER = 2.0
-"""How much longer a multiplication takes among inner products of windows."""
+# Rates of one H200 with half precision factors (benchmarks/choices.py measures them): multiplications in a microsecond
+# while gradients are formed, while they are summed, and among inner products of windows; bytes in a microsecond.
+_FORMED, _SUMMED, _WINDOWED = 1.8e8, 1.5e8, 2.0e8
+_MOVED = 3.5e6
 _MOST_WINDOWS = 64
 """Outputs of an example whose pairs one program holds."""
 
@@ -120,26 +120,41 @@ class Way(Enum):
     WINDOWS = "norms from inner products of windows, gradients are formed for the sum"
 
 
-def cheapest_way(*, batch: int, outputs: int, columns: int, positions: int, pixels: int) -> Way:
-    """By shapes alone: multiplications and bytes. Gradients are kept only where they are no larger than their factors.
+@dataclass(frozen=True)
+class Sizes:
+    """What the choice depends on: shapes alone."""
 
-    `columns` are channels times taps, `positions` the outputs of an example, `pixels` its input numbers.
-    """
-    product = positions * outputs * columns
-    costs = {Way.TWICE: 2.0 * product}
-    kept_bytes = 4 * outputs * columns
-    if kept_bytes <= 2 * (pixels + positions * outputs):
-        costs[Way.KEEP] = product + 2.0 * kept_bytes * _MULTIPLICATIONS_PER_BYTE
-    if positions <= _MOST_WINDOWS:
-        costs[Way.WINDOWS] = product + _WINDOWS_SLOWER * positions**2 * (columns + outputs)
+    batch: int
+    outputs: int
+    columns: int
+    """Channels times taps."""
+    positions: int
+    """Outputs of one example in one channel."""
+    pixels: int
+    """Numbers in one example's input."""
+
+
+def microseconds(sizes: Sizes) -> dict[Way, float]:
+    """What norms and sum cost on each way that is open; kept gradients must be no larger than their factors."""
+    product = sizes.batch * sizes.positions * sizes.outputs * sizes.columns
+    costs = {Way.TWICE: product / _FORMED + product / _SUMMED}
+    kept = 4 * sizes.batch * sizes.outputs * sizes.columns
+    if kept <= 2 * sizes.batch * (sizes.pixels + sizes.positions * sizes.outputs):
+        costs[Way.KEEP] = product / _FORMED + 2 * kept / _MOVED
+    if sizes.positions <= _MOST_WINDOWS:
+        pairs = sizes.batch * sizes.positions**2 * (sizes.columns + sizes.outputs)
+        costs[Way.WINDOWS] = pairs / _WINDOWED + product / _SUMMED
+    return costs
+
+
+def cheapest_way(sizes: Sizes) -> Way:
+    costs = microseconds(sizes)
     return min(costs, key=lambda way: costs[way])
 
 
 def on_gpu(pixels: Tensor, gradient: Tensor, geometry: Geometry) -> Contribution:
     """For [batch, channels, *sizes] and [batch, outputs, *sizes] along one or two axes, one group."""
-    from hush.kernels.convolutions import gradients, squared_norms
     from hush.kernels.products import Window
-    from hush.kernels.windows import window_norms
 
     if geometry.axes == 1:
         pixels, gradient = pixels[:, :, None], gradient[:, :, None]
@@ -150,14 +165,23 @@ def on_gpu(pixels: Tensor, gradient: Tensor, geometry: Geometry) -> Contribution
     window = Window(
         pair(geometry.kernel, 1), pair(geometry.stride, 1), pair(geometry.padding, 0), pair(geometry.dilation, 1)
     )
-    shape, positions = geometry.weight_shape, math.prod(gradient.shape[2:])
-    way = cheapest_way(
+    shape = geometry.weight_shape
+    sizes = Sizes(
         batch=len(pixels),
         outputs=shape[0],
         columns=math.prod(shape[1:]),
-        positions=positions,
+        positions=math.prod(gradient.shape[2:]),
         pixels=math.prod(pixels.shape[1:]),
     )
+    return by_way(cheapest_way(sizes), pixels, gradient, window, shape)
+
+
+def by_way(way: Way, pixels: Tensor, gradient: Tensor, window: "Window", shape: tuple[int, ...]) -> Contribution:
+    """The contribution to a weight of this shape, taken in this way."""
+    from hush.kernels.convolutions import gradients, squared_norms
+    from hush.kernels.windows import window_norms
+
+    positions = math.prod(gradient.shape[2:])
     if way is Way.KEEP:
         kept, norms = gradients(pixels, gradient, window)
         return KeptOnGpu(norms, shape, positions, kept)
