@@ -11,6 +11,8 @@ import triton.language as tl
 from torch import Tensor
 from triton.tools.tensor_descriptor import TensorDescriptor
 
+from hush.kernels.rows import ANY_LAYOUT
+
 _TINY = 1e-28
 _DEEP = 64
 """Columns that are read at once."""
@@ -78,7 +80,7 @@ def row_norms(inputs: Tensor, gradients: Tensor) -> tuple[Tensor, Tensor]:
     return sums.sum(2).sum(1).clamp(min=0), (of_inputs * of_gradients).sqrt().sum(1).square()
 
 
-@torch.library.custom_op("hush::pair_sums", mutates_args=())
+@torch.library.custom_op("hush::pair_sums", mutates_args=(), tags=ANY_LAYOUT)
 def _pair_sums(inputs: Tensor, gradients: Tensor) -> tuple[Tensor, Tensor]:
     """[batch, parts, pairs] sums of products; [batch, parts + 1, T] squared norms of rows, the inputs' last."""
     inputs, gradients = inputs.contiguous(), gradients.contiguous()

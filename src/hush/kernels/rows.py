@@ -14,6 +14,8 @@ import triton.language as tl
 from torch import Tensor
 from triton.tools.tensor_descriptor import TensorDescriptor
 
+ANY_LAYOUT = (torch.Tag.flexible_layout,)
+"""What is said of operators that take tensors as they lie: Inductor would make a copy for each of them otherwise."""
 LONGEST = 128
 """Examples that are added up one after another in one chain, at most; larger batches are not served."""
 _ROWS = 64
@@ -150,7 +152,7 @@ def weighted_sum(inputs: Tensor, gradients: Tensor, factors: Tensor) -> Tensor:
 
 
 # As operators of PyTorch, so that a step that calls them can be traced and compiled.
-@torch.library.custom_op("hush::row_squares", mutates_args=())
+@torch.library.custom_op("hush::row_squares", mutates_args=(), tags=ANY_LAYOUT)
 def _squares_of_tiles(inputs: Tensor, gradients: Tensor) -> Tensor:
     inputs, gradients = inputs.contiguous(), gradients.contiguous()
     batch, length, width = inputs.shape
@@ -170,7 +172,7 @@ def _(inputs: Tensor, gradients: Tensor) -> Tensor:
     return inputs.new_empty(inputs.shape[0], tiles, dtype=torch.float32)
 
 
-@torch.library.custom_op("hush::row_products", mutates_args=())
+@torch.library.custom_op("hush::row_products", mutates_args=(), tags=ANY_LAYOUT)
 def _products_of_rows(inputs: Tensor, gradients: Tensor) -> tuple[Tensor, Tensor]:
     inputs, gradients = inputs.contiguous(), gradients.contiguous()
     batch, length, width = inputs.shape
@@ -195,7 +197,7 @@ def _(inputs: Tensor, gradients: Tensor) -> tuple[Tensor, Tensor]:
     return inputs.new_empty(batch, outputs, width, dtype=kind), inputs.new_empty(batch, tiles, dtype=kind)
 
 
-@torch.library.custom_op("hush::row_sums", mutates_args=())
+@torch.library.custom_op("hush::row_sums", mutates_args=(), tags=ANY_LAYOUT)
 def _sum_of_rows(inputs: Tensor, gradients: Tensor, factors: Tensor) -> Tensor:
     inputs, gradients = inputs.contiguous(), gradients.contiguous()
     batch, length, width = inputs.shape
