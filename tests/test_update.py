@@ -353,6 +353,32 @@ def test_a_batch_can_be_computed_before_its_step(studio: Studio | None) -> None:
     assert_same(run, Run(captured=False).train())
 
 
+class Counting(nn.Module):
+    """Writes into a buffer in every forward pass."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("calls", torch.zeros(1))
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.calls += 1
+        return x
+
+
+def test_a_forward_pass_that_was_refused_is_not_replayed(studio: Studio | None) -> None:
+    model = nn.Sequential(nn.Linear(6, 3), Counting()).to(DEVICE)
+    plan = Plan(lots=PoissonLots(N, N), steps=4, clip=FlatClip(1.0), noise_multiplier=1.0)
+    private = Private(model, plan, seed=0, selfcheck=False)
+    run = private.capture(lambda x: model(x).square().sum(1))
+    lot = next(private.lots())
+    for _ in range(3):
+        for _ in lot.batches(N, pad=True):
+            with pytest.raises(RuntimeError, match=r"buffer '1.calls' of Counting was changed"):
+                run(torch.randn(N, 6, device=DEVICE))
+        private.restart()
+        private._guard.begin_lot()
+
+
 def test_a_captured_step_uses_its_noise_up(studio: Studio | None) -> None:
     run = Run(captured=True).train()
     with pytest.raises(RuntimeError, match="noise for step 7 was asked for after that of step 7"):

@@ -82,6 +82,10 @@ class Region:
         self._captured: dict[object, CapturedSum] = {}
         self._last_clip: Clip | None = None
 
+    def forget(self) -> None:
+        """Let go of everything that was captured."""
+        self._captured.clear()
+
     def run(
         self, parameters: Mapping[str, nn.Parameter], clip: Clip, batch: Sequence[Any], handed: Handed
     ) -> BoundedSum:

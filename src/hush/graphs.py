@@ -22,8 +22,12 @@ class Recording:
 
 
 def possible(tensors: Iterable[Tensor]) -> bool:
-    """Whether work on these tensors can be recorded: all of them lie on one GPU."""
-    return {tensor.device.type for tensor in tensors} == {"cuda"}
+    """Whether work on these tensors can be recorded: all of them lie on the current GPU."""
+    devices = {tensor.device for tensor in tensors}
+    if len(devices) != 1:
+        return False
+    device = devices.pop()
+    return device.type == "cuda" and device.index == torch.cuda.current_device()
 
 
 def record(function: Callable[[], T], *, beside: Recording | None = None) -> tuple[Recording, T]:

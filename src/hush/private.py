@@ -269,7 +269,11 @@ class Captured:
         if placed is None:
             run._sum.add(self._region.run(run._parameters, clip, batch, handed), clip)
         if not replayed:
-            run._guard.after_forward()
+            try:
+                run._guard.after_forward()
+            except RuntimeError:
+                self._region.forget()  # a replay would not be looked at again
+                raise
         if placed is not None:
             run._sum.add_later(placed, clip, now=not handed.alone)
         run._open_lot("backward").in_hand = None
