@@ -14,7 +14,7 @@ from torch.fx.experimental.proxy_tensor import make_fx
 
 Function = Callable[[list[Tensor]], list[Tensor]]
 
-_RECOMPUTE = {"realize_reads_threshold": 24, "realize_opcount_threshold": 120, "realize_acc_reads_threshold": 24}
+_RECOMPUTE = {"realize_reads_threshold": 48, "realize_opcount_threshold": 240, "realize_acc_reads_threshold": 48}
 """For networks of convolutions: what a norm layer and an activation make of a stored tensor is computed again in the
 backward pass. Inductor's own limits keep it, in fp32, since nothing tells it where the forward pass ends."""
 _IMAGES = ("convolution_squares", "convolution_gradients", "convolution_sums", "window_sums")
