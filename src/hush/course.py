@@ -33,6 +33,7 @@ class Course:
         self.seed = seed
         self.step = 0
         self.charged = account.reserved if account is not None else 0
+        self._steps_per_unit, self._units_per_draw = plan.lots.steps_per_unit, plan.lots.units_per_draw
         self._units_drawn = 0
         self._unit: list[Indices] = []
         self._drawn: _Draw | None = None
@@ -57,7 +58,7 @@ class Course:
 
     def noise(self) -> float:
         """The noise multiplier that was paid for the lot that was drawn last."""
-        paid = self.charged * self.plan.lots.steps_per_unit - len(self._unit) - 1
+        paid = self.charged * self._steps_per_unit - len(self._unit) - 1
         return self.plan.noise_at(min(paid, self.plan.steps + self.plan.reserve - 1))
 
     def spent(self, delta: float) -> Bounds:
@@ -97,9 +98,9 @@ class Course:
 
     def _draw(self, unit: int) -> list[Indices]:
         """The lots of one unit, from the draw that it belongs to."""
-        number, place = divmod(unit, self.plan.lots.units_per_draw)
+        number, place = divmod(unit, self._units_per_draw)
         if self._drawn is None or self._drawn.number != number or self._drawn.home != this_process():
             lots = self.plan.lots.draw(self.key.stream("lots", step=number))
             self._drawn = _Draw(number, this_process(), lots)
-        steps = self.plan.lots.steps_per_unit
-        return list(self._drawn.lots[place * steps : (place + 1) * steps])
+        start = place * self._steps_per_unit
+        return list(self._drawn.lots[start : start + self._steps_per_unit])
