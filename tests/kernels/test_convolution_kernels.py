@@ -14,6 +14,7 @@ from hush.kernels.convolutions import block_of, gradients, squared_norms, weight
 from hush.kernels.products import LONGEST, Window
 from hush.kernels.stored import weighted_rows
 from hush.kernels.windows import window_norms
+from hush.tracing import compiled
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 HALF = torch.float16  # the interpreter multiplies no bfloat16
@@ -168,3 +169,43 @@ def test_clipped_sums_with_the_kernels_equal_those_without(
     for one in range(5):
         alone = total(0.01, torch.arange(5, device=DEVICE) == one)
         assert sum(float(t.double().square().sum()) for t in alone.values()) <= 0.01**2
+
+
+class Residual(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.first = nn.Conv2d(3, 16, 3, padding=1)
+        self.norm = nn.GroupNorm(4, 16).float()
+        self.inside = nn.Conv2d(16, 32, 3, padding=1, stride=2)
+        self.past = nn.Conv2d(16, 32, 1, stride=2)
+        self.last = nn.Linear(32, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        out = self.norm(self.first(x).float()).relu().to(x.dtype)
+        return self.last((self.inside(out) + self.past(out)).mean((2, 3)))
+
+
+@pytest.mark.long
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # by the compiler's own imports
+def test_the_compiled_step_with_the_kernels_equals_the_eager_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Inductor hands images over in channels last; operators run through the interpreter where there is no GPU."""
+    torch.manual_seed(0)
+    model = Residual().to(DEVICE, HALF)
+    model.norm.float()
+    params = dict(model.named_parameters())
+    monkeypatch.setattr(conv, "on_matrix_units", lambda *tensors: all(tensor.dtype == HALF for tensor in tensors))
+
+    def sums(given: list[Tensor]) -> list[Tensor]:
+        with torch.enable_grad():
+            losses = F.cross_entropy(model(given[0]).float(), given[1], reduction="none") * 256
+        return list(clipped_sum(losses, params, FlatClip(1.0), mask=given[2]).tensors.values())
+
+    labels, mask = torch.randint(0, 3, (4,), device=DEVICE), torch.tensor([1, 1, 0, 1], device=DEVICE).bool()
+    given = [halves(4, 3, 8, 8), labels, mask]
+    want = sums(given)
+    run = compiled(sums, given)
+    for got, expected in zip(run(given), want, strict=True):
+        assert got.shape == expected.shape
+        torch.testing.assert_close(got, expected, rtol=2e-2, atol=2e-3)
+    alone = run([*given[:2], torch.arange(4, device=DEVICE) == 1])
+    assert sum(float(total.double().square().sum()) for total in alone) <= 1.0
