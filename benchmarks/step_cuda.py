@@ -85,7 +85,9 @@ def _child(name: str, phase: str, part: Path, options: argparse.Namespace) -> su
     command += ["--phase", phase, "--json", str(part), "--rounds", str(options.rounds)]
     command += ["--peers"] if options.peers else []
     cache = Path(tempfile.gettempdir(), "hush-benchmark-inductor")
-    environment = {"TORCHINDUCTOR_CACHE_DIR": str(cache), "TORCHINDUCTOR_COMPILE_THREADS": "3"} | os.environ
+    environment = {"TORCHINDUCTOR_CACHE_DIR": str(cache), **os.environ}
+    if phase != "time":  # many processes at once: none of them may take all cores
+        environment |= {"TORCHINDUCTOR_COMPILE_THREADS": "2", "OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
     return subprocess.Popen(command, env=environment, stdin=subprocess.PIPE, stdout=sys.stdout, stderr=sys.stderr)
 
 
