@@ -8,6 +8,7 @@ from torch import Tensor, nn
 pytest.importorskip("triton")
 
 from hush.gradients import FlatClip, clipped_sum, conv, conv_cuda
+from hush.gradients.precision import upper_squared_norms
 from hush.gradients.site import BLOCK
 from hush.kernels import stored
 from hush.kernels.convolutions import block_of, gradients, squared_norms, weighted_sums
@@ -129,6 +130,25 @@ def test_large_and_small_kernels_take_the_way_that_suits_them() -> None:
     }
     for sizes, way in wanted.items():
         assert conv_cuda.cheapest_way(conv_cuda.Sizes(*sizes)) is way
+
+
+def test_norms_from_windows_are_bounded_by_the_mass_of_what_was_added_up() -> None:
+    """Inner products of windows cancel where gradients do: rounding is relative to the mass, and the bound says so."""
+    torch.manual_seed(0)
+    window, shape = Window((3, 3), (1, 1), (1, 1)), (16, 16, 3, 3)
+    gradient = halves(2, 16, 4, 4)
+    pixels, gradient = halves(2, 16, 1, 1).expand(2, 16, 4, 4), gradient - gradient.mean((2, 3), keepdim=True)
+    exact = per_example(pixels, gradient, window).square().sum(1)
+    part = conv_cuda.by_way(conv_cuda.Way.WINDOWS, pixels, gradient, window, shape)
+    masses = window_norms(pixels, gradient, window)[1]
+    assert part.terms == 16
+    assert torch.equal(part.squared_mass(), masses)
+    assert bool((masses > 4 * exact).all())
+    upper = upper_squared_norms([(part, shape)])
+    assert bool((upper.double() >= exact + 16 * 2.0**-24 * masses.double()).all())
+    kept = conv_cuda.by_way(conv_cuda.Way.KEEP, pixels, gradient, window, shape)
+    assert kept.terms == 1
+    torch.testing.assert_close(kept.squared_norms().double(), exact, rtol=1e-5, atol=0)
 
 
 class Network(nn.Module):
