@@ -419,6 +419,7 @@ def test_nothing_stays_in_the_gradients_when_a_capture_is_interrupted(
     assert len(run.gradients) == 1 and all(p.grad is None for p in run.model.parameters())
 
 
+@pytest.mark.filterwarnings("ignore:Synchronization debug mode is a prototype")
 @pytest.mark.skipif(not ON_GPU, reason="needs a GPU")
 @pytest.mark.parametrize("kind", ["plain", "sgd", "adam"])
 def test_a_captured_step_waits_for_nothing(kind: str) -> None:
