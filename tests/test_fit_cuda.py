@@ -16,11 +16,7 @@ from hush.fitting import HeldOut, train
 from hush.ledger import Ledger
 from hush.private import Private
 
-pytestmark = [
-    pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU on this machine"),
-    pytest.mark.filterwarnings("ignore::DeprecationWarning:torch"),  # the compiler imports old parts of torch
-    pytest.mark.filterwarnings("ignore:TensorFloat32 tensor cores"),  # its advice
-]
+pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU on this machine")
 
 
 def close(one: nn.Module, other: nn.Module) -> None:

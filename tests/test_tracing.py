@@ -1,5 +1,7 @@
 """A function as one compiled graph: the same results, parameters seen as they are now, randomness left alone."""
 
+import warnings
+
 import pytest
 import torch
 import torch.nn.functional as F
@@ -32,6 +34,15 @@ def test_a_graph_that_draws_random_numbers_is_not_compiled() -> None:
     run = sums_of(nn.Sequential(nn.Linear(5, 4), nn.Dropout(0.5), nn.Linear(4, 3)))
     run(batch())
     assert compiled(run, batch()) is run
+
+
+def test_advice_of_the_compiler_is_not_passed_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    def chatty(graph: GraphModule, inputs: list[Tensor], options: object = None) -> GraphModule:
+        warnings.warn("online softmax is disabled", UserWarning, stacklevel=1)
+        return graph
+
+    monkeypatch.setattr(torch._inductor, "compile", chatty)
+    compiled(lambda tensors: [tensors[0] + 1], [torch.zeros(3)])  # a warning would be an error here
 
 
 def test_compiled_sums_follow_parameters_and_data(monkeypatch: pytest.MonkeyPatch) -> None:

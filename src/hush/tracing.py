@@ -4,6 +4,7 @@ What the function reads besides its inputs (parameters, buffers) stays where it 
 an update in place is seen by the next call.
 """
 
+import warnings
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -35,7 +36,8 @@ def compiled(function: Function, inputs: Sequence[Tensor]) -> Function:
     once(graph)
     images = with_input_gradients_as_convolutions(graph)
     _read_channels_last(graph)
-    with torch.no_grad():
+    with torch.no_grad(), warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # advice on how to be faster still, and on parts of torch itself
         fused = torch._inductor.compile(graph, list(inputs), options=_options() if images else {})
 
     def run(given: list[Tensor]) -> list[Tensor]:
