@@ -10,6 +10,7 @@ from hush.gradients import FlatClip, clipped_sum, linear
 from hush.gradients.cuda_rows import FusedRows
 from hush.gradients.site import Stored, Weights
 from hush.kernels import rows
+from hush.kernels.grams import row_norms
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 HALF = torch.float16  # the interpreter multiplies no bfloat16
@@ -53,6 +54,20 @@ def test_an_example_without_weight_adds_nothing_whatever_it_holds() -> None:
     x[1], g[1, 3] = float("nan"), float("inf")
     assert torch.equal(rows.weighted_sum(x, g, factors), want)
     assert rows.squared_norms(x, g).isfinite().tolist() == [True, False, True]
+
+
+def test_rows_with_room_between_them_are_read_where_they_lie() -> None:
+    torch.manual_seed(0)
+    x, g, factors = halves(3, 40, 128), halves(3, 40, 144), torch.rand(3, device=DEVICE)
+    apart = [torch.nn.functional.pad(tensor, (0, 16))[..., :-16] for tensor in (x, g)]
+    odd = [torch.nn.functional.pad(tensor, (0, 3))[..., :-3] for tensor in (x, g)]
+    assert all(rows.readable(tensor) is tensor for tensor in apart)
+    assert all(rows.readable(tensor).is_contiguous() for tensor in odd)
+    for strided in (apart, odd):
+        assert torch.equal(rows.squared_norms(*strided), rows.squared_norms(x, g))
+        assert torch.equal(rows.weighted_sum(*strided, factors), rows.weighted_sum(x, g, factors))
+        assert torch.equal(rows.products(*strided)[0], rows.products(x, g)[0])
+        assert torch.equal(row_norms(*strided)[0], row_norms(x, g)[0])
 
 
 def test_a_sum_has_the_same_bits_every_time() -> None:

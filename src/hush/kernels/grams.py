@@ -11,7 +11,7 @@ import triton.language as tl
 from torch import Tensor
 from triton.tools.tensor_descriptor import TensorDescriptor
 
-from hush.kernels.rows import ANY_LAYOUT
+from hush.kernels.rows import ANY_LAYOUT, readable
 
 _TINY = 1e-28
 _DEEP = 64
@@ -83,7 +83,7 @@ def row_norms(inputs: Tensor, gradients: Tensor) -> tuple[Tensor, Tensor]:
 @torch.library.custom_op("hush::pair_sums", mutates_args=(), tags=ANY_LAYOUT)
 def _pair_sums(inputs: Tensor, gradients: Tensor) -> tuple[Tensor, Tensor]:
     """[batch, parts, pairs] sums of products; [batch, parts + 1, T] squared norms of rows, the inputs' last."""
-    inputs, gradients = inputs.contiguous(), gradients.contiguous()
+    inputs, gradients = readable(inputs), readable(gradients)
     batch, length, width = inputs.shape
     outputs = gradients.shape[2]
     size, pairs, parts, columns = _cut(batch, length, width, outputs)

@@ -130,6 +130,13 @@ def aligned(tensor: Tensor) -> Tensor:
     return (torch.nn.functional.pad(tensor, (0, over)) if over else tensor).contiguous()
 
 
+def readable(tensor: Tensor) -> Tensor:
+    """The tensor itself where block copies can read it as it lies (Inductor may leave room between rows), or a copy."""
+    along, *others = tensor.stride()[::-1]
+    fits = along == 1 and all(stride * tensor.element_size() % 16 == 0 for stride in others)
+    return tensor if fits and tensor.data_ptr() % 16 == 0 else tensor.clone(memory_format=torch.contiguous_format)
+
+
 def serves(inputs: Tensor, gradients: Tensor) -> bool:
     """Whether the kernels take [batch, T, i] and [batch, T, j]: wide matrices, few examples, rows on 16 bytes."""
     return min(inputs.shape[2], gradients.shape[2]) >= 128 and inputs.shape[0] <= LONGEST
@@ -154,7 +161,7 @@ def weighted_sum(inputs: Tensor, gradients: Tensor, factors: Tensor) -> Tensor:
 # As operators of PyTorch, so that a step that calls them can be traced and compiled.
 @torch.library.custom_op("hush::row_squares", mutates_args=(), tags=ANY_LAYOUT)
 def _squares_of_tiles(inputs: Tensor, gradients: Tensor) -> Tensor:
-    inputs, gradients = inputs.contiguous(), gradients.contiguous()
+    inputs, gradients = readable(inputs), readable(gradients)
     batch, length, width = inputs.shape
     down, across, options = _one_example(length)
     tiles = _tiles(gradients.shape[2], width, down, across)
@@ -174,7 +181,7 @@ def _(inputs: Tensor, gradients: Tensor) -> Tensor:
 
 @torch.library.custom_op("hush::row_products", mutates_args=(), tags=ANY_LAYOUT)
 def _products_of_rows(inputs: Tensor, gradients: Tensor) -> tuple[Tensor, Tensor]:
-    inputs, gradients = inputs.contiguous(), gradients.contiguous()
+    inputs, gradients = readable(inputs), readable(gradients)
     batch, length, width = inputs.shape
     outputs = gradients.shape[2]
     down, across, options = _one_example(length)
@@ -199,7 +206,7 @@ def _(inputs: Tensor, gradients: Tensor) -> tuple[Tensor, Tensor]:
 
 @torch.library.custom_op("hush::row_sums", mutates_args=(), tags=ANY_LAYOUT)
 def _sum_of_rows(inputs: Tensor, gradients: Tensor, factors: Tensor) -> Tensor:
-    inputs, gradients = inputs.contiguous(), gradients.contiguous()
+    inputs, gradients = readable(inputs), readable(gradients)
     batch, length, width = inputs.shape
     outputs = gradients.shape[2]
     down, across, options = _SUM_TILES
