@@ -73,7 +73,8 @@ def _exact_share(stairs, cell, a, b):  # type: ignore[no-untyped-def]
     slope, slope_low = _times(a, b, c * twice + tl.umulhi(d, twice), d * twice)
     e, f = _plus(squared, squared_low, slope, slope_low)
     # 1 - exp(-E) = E (1 - E h), h = 1/2! - E (1/3! - E (1/4! - ...)); E < 0.102, so 20 terms leave 2^-125.
-    g, h = tl.load(stairs + 5 + 2 * (_TERMS - 2)).to(tl.uint64), tl.load(stairs + 6 + 2 * (_TERMS - 2)).to(tl.uint64)
+    last = stairs + 5 + 2 * (_TERMS - 2)
+    g, h = (a & 0) + tl.load(last).to(tl.uint64), (a & 0) + tl.load(last + 1).to(tl.uint64)  # of the shape of a
     for back in range(3, _TERMS + 1):
         n = _TERMS - back
         g, h = _times(e, f, g, h)
