@@ -138,11 +138,15 @@ def pca(x: Tensor, *, dimensions: int, noise: float, seed: int) -> Tensor:
     return found.matrix.to(device=x.device, dtype=torch.float32)
 
 
-def projected(images: Pictures, matrices: list[Tensor]) -> Data:
-    """The input tables: the images (un-normalised, as the published code has them) times each matrix."""
+def projected(images: Pictures, matrices: list[Tensor], *, unit: bool = False) -> Data:
+    """The input tables: the images (un-normalised, as the published code has them) times each matrix.
+
+    `unit` scales every projected row to the same norm, 9 (about that of an MNIST image): one example at a time.
+    """
     train_x, train_y, test_x, test_y = images
 
     def tables(x: Tensor) -> Tensor:
-        return torch.stack([x @ matrix for matrix in matrices])
+        rows = torch.stack([x @ matrix for matrix in matrices])
+        return 9.0 * torch.nn.functional.normalize(rows, dim=2) if unit else rows
 
     return Data(tables(train_x), train_y, tables(test_x), test_y)

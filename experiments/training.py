@@ -17,6 +17,7 @@ from side_by_side import Data, Program, Run
 from torch import Tensor
 
 os.environ.setdefault("CUDA_DEVICE_MAX_CONNECTIONS", "32")  # eight by default: more streams would queue up behind them
+AT_ONCE = 8  # programs at the same time
 TURN = 20  # steps launched before the next program has its turn
 Readings = dict[int, dict[str, list[float]]]  # step -> what was read there -> a number for each run
 
@@ -104,8 +105,20 @@ class Course:
 def train_together(jobs: list[Job]) -> list[Readings]:
     """Train the runs of all jobs; for each job the accuracies of its runs, as {step: {"test": [...]}}.
 
-    A run that has ended keeps its last model, so the entry of the longest run's end holds every run's last model.
+    A run that has ended keeps its last model, so the entry of the longest run's end holds every run's last model. The
+    longest jobs come first, AT_ONCE at a time.
     """
+    order = sorted(range(len(jobs)), key=lambda i: -max(run.steps for run in jobs[i].runs))
+    found: dict[int, Readings] = {}
+    for first in range(0, len(order), AT_ONCE):
+        chosen, started = order[first : first + AT_ONCE], time.time()
+        found |= dict(zip(chosen, _at_the_same_time([jobs[i] for i in chosen]), strict=True))
+        runs, steps = sum(len(jobs[i].runs) for i in chosen), max(run.steps for run in jobs[chosen[0]].runs)
+        print(f"  {runs} runs in {len(chosen)} programs, {steps} steps: {time.time() - started:.1f} s", flush=True)
+    return [found[i] for i in range(len(jobs))]
+
+
+def _at_the_same_time(jobs: list[Job]) -> list[Readings]:
     cuda = any(job.data.train_x.is_cuda for job in jobs)
     if cuda:
         torch.cuda.empty_cache()  # the memory of earlier programs' graphs
@@ -120,26 +133,19 @@ def train_together(jobs: list[Job]) -> list[Readings]:
     return [course.result() for course in courses]
 
 
-def train_all(runs: list[Run], data: Data, *, seed: int, most: int = 64, at_once: int = 8) -> list[float]:
-    """Test accuracy of every run's last model; runs are put together by shape and length, at most `most` at a time.
-
-    On a GPU `at_once` programs run at the same time.
-    """
+def train_all(runs: list[Run], data: Data, *, seed: int, most: int = 64) -> list[float]:
+    """Test accuracy of every run's last model; runs are put together by shape and length, `most` in a program."""
     order = sorted(range(len(runs)), key=lambda i: (runs[i].shape, runs[i].steps))
     groups: list[list[int]] = []
     while order:
         shape, longest = runs[order[0]].shape, 2 * runs[order[0]].steps
         groups.append([i for i in order[:most] if runs[i].shape == shape and runs[i].steps <= longest])
         order = order[len(groups[-1]) :]
+    jobs = [Job(runs=[runs[i] for i in group], data=data, seed=seed + group[0]) for group in groups]
     result = [math.nan] * len(runs)
-    for first in range(0, len(groups), at_once):
-        chosen, started = groups[first : first + at_once], time.time()
-        jobs = [Job(runs=[runs[i] for i in group], data=data, seed=seed + group[0]) for group in chosen]
-        for group, readings in zip(chosen, train_together(jobs), strict=True):
-            for i, accuracy in zip(group, readings[max(readings)]["test"], strict=True):
-                result[i] = accuracy
-        took, count = f"{time.time() - started:.1f} s", sum(map(len, chosen))
-        print(f"  {count} runs in {len(chosen)} programs, seed {seed}: {took}", flush=True)
+    for group, readings in zip(groups, train_together(jobs), strict=True):
+        for i, accuracy in zip(group, readings[max(readings)]["test"], strict=True):
+            result[i] = accuracy
     return result
 
 
