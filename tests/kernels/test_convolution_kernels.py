@@ -9,8 +9,8 @@ pytest.importorskip("triton")
 
 from hush.gradients import FlatClip, clipped_sum, conv, conv_cuda
 from hush.gradients.precision import upper_squared_norms
-from hush.gradients.site import BLOCK
-from hush.kernels import stored
+from hush.gradients.site import BLOCK, Weights
+from hush.kernels import convolutions, stored
 from hush.kernels.convolutions import block_of, gradients, squared_norms, weighted_sums
 from hush.kernels.products import LONGEST, Window
 from hush.kernels.stored import weighted_rows
@@ -57,7 +57,8 @@ def test_gradients_norms_and_sums_are_those_of_autograd(name: str, layout: torch
     shape, out, window = CASES[name]
     pixels, gradient = halves(*shape).contiguous(memory_format=layout), halves(*out).contiguous(memory_format=layout)
     want = per_example(pixels, gradient, window)
-    kept, norms = gradients(pixels, gradient, window)
+    pieces, norms = gradients(pixels, gradient, window)
+    kept = torch.cat(pieces)
     torch.testing.assert_close(kept.double().flatten(1), want, rtol=1e-5, atol=1e-4)
     torch.testing.assert_close(norms.double(), want.square().sum(1), rtol=1e-6, atol=0)
     assert torch.equal(squared_norms(pixels, gradient, window), norms)
@@ -68,6 +69,23 @@ def test_gradients_norms_and_sums_are_those_of_autograd(name: str, layout: torch
         torch.testing.assert_close(sums.double().sum(0).flatten(), factors.double() @ want, rtol=1e-5, atol=1e-4)
     # What is summed is what was measured, bit for bit.
     assert torch.equal(weighted_sums(pixels, gradient, torch.ones_like(factors), window, 1), kept)
+
+
+@pytest.mark.parametrize("some", [1, 2, 3])
+def test_kept_gradients_come_in_pieces_of_a_few_examples(some: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    torch.manual_seed(0)
+    window, shape = Window((3, 3), (1, 1), (1, 1)), (18, 20, 3, 3)
+    pixels, gradient = halves(5, 20, 4, 4), halves(5, 18, 4, 4)
+    (whole,), norms = gradients(pixels, gradient, window)
+    monkeypatch.setattr(convolutions, "_PIECE", some * whole[0].nbytes)
+    pieces, same = gradients(pixels, gradient, window)
+    assert max(map(len, pieces)) <= some
+    assert torch.equal(torch.cat(pieces), whole)
+    assert torch.equal(same, norms)
+    weights = Weights(torch.rand(5, device=DEVICE))
+    total = conv_cuda.by_way(conv_cuda.Way.KEEP, pixels, gradient, window, shape).weighted_sum(weights)
+    want = torch.einsum("b,bjn->jn", weights.factors.double(), whole.double()).unflatten(1, (9, 20)).transpose(1, 2)
+    torch.testing.assert_close(total.double().flatten(2), want, rtol=1e-5, atol=1e-4)
 
 
 @pytest.mark.parametrize("name", [name for name in CASES if name != "long"])
@@ -96,7 +114,7 @@ def test_an_example_without_weight_is_not_even_read() -> None:
     pixels[1], gradient[1, 0, 3] = float("nan"), float("inf")
     factors = torch.tensor([1.0, 0.0, 1.0], device=DEVICE)
     assert bool(weighted_sums(pixels, gradient, factors, window, 3).isfinite().all())
-    kept, norms = gradients(pixels, gradient, window)
+    (kept,), norms = gradients(pixels, gradient, window)
     assert norms.isfinite().tolist() == [True, False, True]
     assert window_norms(pixels, gradient, window)[0].isfinite().tolist() == [True, False, True]
     total = weighted_rows(kept.flatten(1), factors, 3)

@@ -56,8 +56,8 @@ class _OnGpu(Contribution):
 class KeptOnGpu(_OnGpu):
     """The gradients of all examples, where they are smaller than what they are made of."""
 
-    values: Tensor
-    """[batch, outputs, taps * channels]"""
+    pieces: tuple[Tensor, ...]
+    """[some, outputs, taps * channels] each, one example after another."""
 
     def additions(self, batch: int) -> float:
         return blocked_additions(batch, BLOCK)
@@ -65,12 +65,16 @@ class KeptOnGpu(_OnGpu):
     def weighted_sum(self, weights: Weights) -> Tensor:
         from hush.kernels.stored import block_of, weighted_rows
 
-        values = self.values.flatten(1)
-        block = block_of(len(values), values.shape[1], BLOCK)
-        return self._home(add_blocks([weighted_rows(values, weights.factors, block)]))
+        blocks = []
+        for piece, factors in zip(
+            self.pieces, weights.factors.split([len(piece) for piece in self.pieces]), strict=True
+        ):
+            values = piece.flatten(1)
+            blocks.append(weighted_rows(values, factors, block_of(len(values), values.shape[1], BLOCK)))
+        return self._home(add_blocks(blocks))
 
     def per_example(self) -> Tensor:
-        values = self.values.unflatten(2, (-1, self.shape[1])).transpose(2, 3)
+        values = torch.cat(self.pieces).unflatten(2, (-1, self.shape[1])).transpose(2, 3)
         return values.reshape(-1, *self.shape)
 
 

@@ -19,6 +19,8 @@ _PROGRAMS = 396
 """Programs of the sum that run at a time on a large GPU."""
 _MULTIPLICATIONS = 4e11
 """In one second, of one of them."""
+_PIECE = 1 << 24
+"""Bytes of gradients that are kept in one piece, at most."""
 _BYTES = 4e12
 """To and from memory, in one second."""
 
@@ -125,10 +127,14 @@ def squared_norms(pixels: Tensor, gradient: Tensor, window: Window) -> Tensor:
     return _convolution_squares(pixels, gradient, flat(window)).sum(1)
 
 
-def gradients(pixels: Tensor, gradient: Tensor, window: Window) -> tuple[Tensor, Tensor]:
-    """[batch, outputs, taps * channels]: the G_b themselves, and their squared norms."""
-    kept, squares = _convolution_gradients(pixels, gradient, flat(window))
-    return kept, squares.sum(1)
+def gradients(pixels: Tensor, gradient: Tensor, window: Window) -> tuple[tuple[Tensor, ...], Tensor]:
+    """[some, outputs, taps * channels]: the G_b themselves, so many examples after so many; and all squared norms.
+
+    They come in pieces that fit where activations of common sizes have been: a tensor that is a little larger than what
+    is let go at that time would need fresh memory, and a CUDA graph keeps all that it ever took.
+    """
+    squares, *kept = _convolution_gradients(pixels, gradient, flat(window))
+    return tuple(kept), squares.sum(1)
 
 
 def weighted_sums(pixels: Tensor, gradient: Tensor, factors: Tensor, window: Window, block: int) -> Tensor:
@@ -187,40 +193,53 @@ def _columns(pixels: Tensor, window: list[int]) -> int:
     return pixels.shape[1] * window[0] * window[1]
 
 
-def _run_gradients(pixels: Tensor, gradient: Tensor, window: list[int], keep: bool) -> tuple[Tensor, Tensor]:
-    batch, outputs, columns = len(pixels), gradient.shape[1], _columns(pixels, window)
-    tiles = _tiles(outputs, columns)
-    squares = pixels.new_empty(batch, tiles, dtype=torch.float32)
-    kept = pixels.new_empty(batch, outputs, columns, dtype=torch.float32) if keep else squares
-    shapes = shapes_of(pixels, gradient, window)
-    _gradients[(tiles, batch)](
-        channels_last(pixels), channels_last(gradient), kept, squares, outputs, KEEP=keep, **shapes,
+def _run_gradients(
+    pixels: Tensor, gradient: Tensor, window: list[int], squares: Tensor, kept: Tensor | None = None
+) -> None:
+    outputs, columns, shapes = gradient.shape[1], _columns(pixels, window), shapes_of(pixels, gradient, window)
+    _gradients[(squares.shape[1], len(pixels))](
+        pixels, gradient, squares if kept is None else kept, squares, outputs, KEEP=kept is not None, **shapes,
         **_blocks(outputs, columns, shapes["POSITIONS"]),
     )  # fmt: skip
-    return kept, squares
+
+
+def _new_squares(pixels: Tensor, gradient: Tensor, window: list[int]) -> Tensor:
+    return pixels.new_empty(len(pixels), _tiles(gradient.shape[1], _columns(pixels, window)), dtype=torch.float32)
+
+
+def _new_gradients(pixels: Tensor, gradient: Tensor, window: list[int]) -> list[Tensor]:
+    batch, outputs, columns = len(pixels), gradient.shape[1], _columns(pixels, window)
+    size = -(-batch // -(-4 * batch * outputs * columns // _PIECE))
+    sizes = [min(size, batch - start) for start in range(0, batch, size)]
+    return [pixels.new_empty(some, outputs, columns, dtype=torch.float32) for some in sizes]
 
 
 @torch.library.custom_op("hush::convolution_squares", mutates_args=())
 def _convolution_squares(pixels: Tensor, gradient: Tensor, window: list[int]) -> Tensor:
-    return _run_gradients(pixels, gradient, window, keep=False)[1]
+    squares = _new_squares(pixels, gradient, window)
+    _run_gradients(channels_last(pixels), channels_last(gradient), window, squares)
+    return squares
 
 
 @_convolution_squares.register_fake
 def _(pixels: Tensor, gradient: Tensor, window: list[int]) -> Tensor:
-    tiles = _tiles(gradient.shape[1], _columns(pixels, window))
-    return pixels.new_empty(pixels.shape[0], tiles, dtype=torch.float32)
+    return _new_squares(pixels, gradient, window)
 
 
 @torch.library.custom_op("hush::convolution_gradients", mutates_args=())
-def _convolution_gradients(pixels: Tensor, gradient: Tensor, window: list[int]) -> tuple[Tensor, Tensor]:
-    return _run_gradients(pixels, gradient, window, keep=True)
+def _convolution_gradients(pixels: Tensor, gradient: Tensor, window: list[int]) -> list[Tensor]:
+    pixels, gradient = channels_last(pixels), channels_last(gradient)
+    squares, pieces, start = _new_squares(pixels, gradient, window), _new_gradients(pixels, gradient, window), 0
+    for kept in pieces:
+        here = slice(start, start + len(kept))
+        _run_gradients(pixels[here], gradient[here], window, squares[here], kept)
+        start += len(kept)
+    return [squares, *pieces]
 
 
 @_convolution_gradients.register_fake
-def _(pixels: Tensor, gradient: Tensor, window: list[int]) -> tuple[Tensor, Tensor]:
-    batch, outputs, columns = len(pixels), gradient.shape[1], _columns(pixels, window)
-    squares = pixels.new_empty(batch, _tiles(outputs, columns), dtype=torch.float32)
-    return pixels.new_empty(batch, outputs, columns, dtype=torch.float32), squares
+def _(pixels: Tensor, gradient: Tensor, window: list[int]) -> list[Tensor]:
+    return [_new_squares(pixels, gradient, window), *_new_gradients(pixels, gradient, window)]
 
 
 @torch.library.custom_op("hush::convolution_sums", mutates_args=())
