@@ -137,22 +137,25 @@ def peak_mib(build: Callable[[], Step]) -> float:
     return int(lines["VmHWM"].split()[0]) / 1024 - before
 
 
-def reserved_mib(build: Callable[[], Step]) -> float:
-    """What PyTorch's allocator reserved on the GPU during three steps, beyond what it held before the build, in MiB."""
-    gc.collect()
-    torch.cuda.empty_cache()
-    before = torch.cuda.memory_reserved()
-    step = build()
-    for _ in range(3):
-        step()
+def settled_mib() -> float:
+    """What PyTorch's allocator holds on the GPU once its cache is emptied."""
     torch.cuda.synchronize()
     gc.collect()
     torch.cuda.empty_cache()
+    return torch.cuda.memory_reserved() / 2**20
+
+
+def held_mib(build: Callable[[], Step], before: float) -> tuple[Step, float]:
+    """The step, and what the allocator reserved on the GPU while it ran, beyond what it held before."""
+    step = build()
+    for _ in range(3):
+        step()
+    settled_mib()
     torch.cuda.reset_peak_memory_stats()
     for _ in range(3):
         step()
     torch.cuda.synchronize()
-    return (torch.cuda.max_memory_reserved() - before) / 2**20
+    return step, torch.cuda.max_memory_reserved() / 2**20 - before
 
 
 def machine(device: str) -> dict[str, str | int]:

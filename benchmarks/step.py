@@ -35,9 +35,11 @@ def main() -> None:
     if unknown := [name for name in chosen if name not in known]:
         sys.exit(f"unknown case {', '.join(unknown)}; there are {', '.join(known)}")
     if options.device == "cuda":
-        from step_cuda import measure_all, one_phase
-
-        (one_phase if options.phase else measure_all)(options)
+        if options.phase:
+            from step_child import one_phase as run
+        else:
+            from step_cuda import measure_all as run
+        run(options)
         return
     if options.peak:
         print(json.dumps(peak_mib(lambda: forms("cpu")[options.peak](known[chosen[0]], "cpu"))))
@@ -74,7 +76,7 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--limit", type=float, default=400.0, help="seconds for all cases together (GPU only)")
     parser.add_argument("--json", type=Path, help="write everything to this file")
     parser.add_argument("--peak", help=argparse.SUPPRESS)
-    parser.add_argument("--phase", choices=("prepare", "exact", "time"), help=argparse.SUPPRESS)
+    parser.add_argument("--phase", choices=("exact", "time"), help=argparse.SUPPRESS)
     return parser.parse_args()
 
 
