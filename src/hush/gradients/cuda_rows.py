@@ -100,17 +100,3 @@ def fused_rows(inputs: Tensor, gradients: Tensor) -> FusedRows:
     """
     length, i, j = inputs.shape[1], inputs.shape[2], gradients.shape[2]
     return FusedRows(inputs, gradients, by_pairs=4 * length * (i + j) < i * j)
-
-
-def keeps(inputs: Tensor, gradients: Tensor) -> bool:
-    """Whether `kept_rows` takes them: rows of [batch, T, i] and [batch, T, j] that need no padding."""
-    from hush.kernels.rows import serves
-
-    return serves(inputs, gradients) and inputs.shape[2] % 16 == 0 == gradients.shape[2] % 16
-
-
-def kept_rows(inputs: Tensor, gradients: Tensor) -> tuple[Tensor, Tensor]:
-    """[batch, j, i] products of half precision rows in fp32, and [batch] the squared norms of just these."""
-    from hush.kernels.rows import aligned, products
-
-    return products(aligned(inputs), aligned(gradients))

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from hush.gradients.affine import ONE_CHAIN, Affine, Bias, one_row, squared
 from hush.gradients.cuda_products import on_matrix_units
-from hush.gradients.cuda_rows import FusedRows, fused_rows, keeps, kept_rows
+from hush.gradients.cuda_rows import FusedRows, fused_rows
 from hush.gradients.site import (
     BLOCK,
     Contribution,
@@ -115,8 +115,6 @@ class Products(Contribution):
         if self._length == 1 or self._by_rows or size > _KEEP_BYTES or self._fused is not None:
             return None
         inputs, gradients = self.layout.split(self.inputs, 0), self.layout.split(self.gradients, 0)
-        if self._half and keeps(inputs, gradients):
-            return Stored(*kept_rows(inputs, gradients))
         return Stored(product(gradients.transpose(1, 2), inputs))
 
     @property

@@ -1,8 +1,8 @@
 """Gradients of linear layers with several rows an example: squared norms and weighted sums, on the matrix units.
 
 For example b the gradient is G_b = sum over its rows t of gradient[b, t] inputs[b, t]^T, with half precision factors
-whose products are exact in fp32, and sums in fp32. All kernels add up the rows of an entry in the same order, so that
-the norm is that of what is kept or summed. For the sum a program goes through the examples of a tile and adds up
+whose products are exact in fp32, and sums in fp32. Both kernels add up the rows of an entry in the same order, so that
+the norm is that of what is summed. For the sum a program goes through the examples of a tile and adds up
 factor_b * G_b; it reads ahead across examples, and all programs are at the same example at about the same time, so that
 what they read is in the cache. Tiles that would not fill the GPU are cut into pieces of a few examples, which a second
 kernel adds up in fp64, always in the same order.
@@ -25,45 +25,21 @@ _STRIP = 32
 
 
 @triton.jit
-def _tile(  # type: ignore[no-untyped-def]
-    inputs, gradients, length, width, BJ: tl.constexpr, BC: tl.constexpr, BP: tl.constexpr, STAGES: tl.constexpr
-):
-    """[BJ, BC]: the tile that belongs to this program, of the example that does."""
+def _row_squares(  # type: ignore[no-untyped-def]
+    inputs, gradients, squares, length, width,
+    BJ: tl.constexpr, BC: tl.constexpr, BP: tl.constexpr, STAGES: tl.constexpr,
+):  # fmt: skip
+    """The sum of the squares of a tile of one example's product."""
+    example = tl.program_id(1)
     across = tl.cdiv(width, BC)
     left = (tl.program_id(0) % across) * BC
     top = (tl.program_id(0) // across) * BJ
     values = tl.zeros([BJ, BC], tl.float32)
     for row in tl.range(0, length, BP, num_stages=STAGES):
-        x = inputs.load([tl.program_id(1), row, left]).reshape(BP, BC)
-        g = gradients.load([tl.program_id(1), row, top]).reshape(BP, BJ)
+        x = inputs.load([example, row, left]).reshape(BP, BC)
+        g = gradients.load([example, row, top]).reshape(BP, BJ)
         values = tl.dot(tl.trans(g), x, values)
-    return values
-
-
-@triton.jit
-def _row_squares(  # type: ignore[no-untyped-def]
-    inputs, gradients, squares, length, width, outputs,
-    BJ: tl.constexpr, BC: tl.constexpr, BP: tl.constexpr, STAGES: tl.constexpr,
-):  # fmt: skip
-    """The sum of the squares of a tile of one example's product."""
-    values = _tile(inputs, gradients, length, width, BJ, BC, BP, STAGES)
-    place = squares + tl.program_id(1) * tl.num_programs(0) + tl.program_id(0)
-    tl.store(place, tl.sum(tl.sum(values * values, axis=1), axis=0))
-
-
-@triton.jit
-def _row_products(  # type: ignore[no-untyped-def]
-    inputs, gradients, out, squares, length, width, outputs,
-    BJ: tl.constexpr, BC: tl.constexpr, BP: tl.constexpr, STAGES: tl.constexpr,
-):  # fmt: skip
-    """A tile of one example's product, kept, and the sum of its squares."""
-    values = _tile(inputs, gradients, length, width, BJ, BC, BP, STAGES)
-    across = tl.cdiv(width, BC)
-    j = (tl.program_id(0) // across) * BJ + tl.arange(0, BJ)
-    c = (tl.program_id(0) % across) * BC + tl.arange(0, BC)
-    place = (tl.program_id(1).to(tl.int64) * outputs + j[:, None]) * width + c[None, :]
-    tl.store(out + place, values, mask=(j < outputs)[:, None] & (c < width)[None, :])
-    place = squares + tl.program_id(1) * tl.num_programs(0) + tl.program_id(0)
+    place = squares + example * tl.num_programs(0) + tl.program_id(0)
     tl.store(place, tl.sum(tl.sum(values * values, axis=1), axis=0))
 
 
@@ -147,12 +123,6 @@ def squared_norms(inputs: Tensor, gradients: Tensor) -> Tensor:
     return _squares_of_tiles(inputs, gradients).sum(1)
 
 
-def products(inputs: Tensor, gradients: Tensor) -> tuple[Tensor, Tensor]:
-    """[batch, j, i] the G_b themselves, and [batch] their squared norms; both tensors `aligned`."""
-    kept, squares = _products_of_rows(inputs, gradients)
-    return kept, squares.sum(1)
-
-
 def weighted_sum(inputs: Tensor, gradients: Tensor, factors: Tensor) -> Tensor:
     """[j, i]: the sum of factor_b * G_b. An example with factor zero adds exactly zero, whatever it holds."""
     return _sum_of_rows(inputs, gradients, factors.float().contiguous())
@@ -167,7 +137,7 @@ def _squares_of_tiles(inputs: Tensor, gradients: Tensor) -> Tensor:
     tiles = _tiles(gradients.shape[2], width, down, across)
     squares = torch.empty(batch, tiles, dtype=torch.float32, device=inputs.device)
     _row_squares[(tiles, batch)](
-        *_blocks(inputs, gradients, down, across), squares, length, width, gradients.shape[2],
+        *_blocks(inputs, gradients, down, across), squares, length, width,
         BJ=down, BC=across, BP=_ROWS, **options,
     )  # fmt: skip
     return squares
@@ -177,31 +147,6 @@ def _squares_of_tiles(inputs: Tensor, gradients: Tensor) -> Tensor:
 def _(inputs: Tensor, gradients: Tensor) -> Tensor:
     tiles = _tiles(gradients.shape[2], inputs.shape[2], *_one_example(inputs.shape[1])[:2])
     return inputs.new_empty(inputs.shape[0], tiles, dtype=torch.float32)
-
-
-@torch.library.custom_op("hush::row_products", mutates_args=(), tags=ANY_LAYOUT)
-def _products_of_rows(inputs: Tensor, gradients: Tensor) -> tuple[Tensor, Tensor]:
-    inputs, gradients = readable(inputs), readable(gradients)
-    batch, length, width = inputs.shape
-    outputs = gradients.shape[2]
-    down, across, options = _one_example(length)
-    tiles = _tiles(outputs, width, down, across)
-    kept = torch.empty(batch, outputs, width, dtype=torch.float32, device=inputs.device)
-    squares = torch.empty(batch, tiles, dtype=torch.float32, device=inputs.device)
-    _row_products[(tiles, batch)](
-        *_blocks(inputs, gradients, down, across), kept, squares, length, width, outputs,
-        BJ=down, BC=across, BP=_ROWS, **options,
-    )  # fmt: skip
-    return kept, squares
-
-
-@_products_of_rows.register_fake
-def _(inputs: Tensor, gradients: Tensor) -> tuple[Tensor, Tensor]:
-    batch, length, width = inputs.shape
-    outputs = gradients.shape[2]
-    tiles = _tiles(outputs, width, *_one_example(length)[:2])
-    kind = torch.float32
-    return inputs.new_empty(batch, outputs, width, dtype=kind), inputs.new_empty(batch, tiles, dtype=kind)
 
 
 @torch.library.custom_op("hush::row_sums", mutates_args=(), tags=ANY_LAYOUT)
