@@ -3,6 +3,7 @@
 import argparse
 import gc
 import json
+import os
 import sys
 import time
 from collections.abc import Callable
@@ -41,7 +42,8 @@ def one_phase(options: argparse.Namespace) -> None:
 
 
 def compare(case: Case, options: argparse.Namespace, report: Report) -> None:
-    """The sums of every way against float64."""
+    """The sums of every way against float64; nobody waits for it, so others go first."""
+    os.nice(10)
     report.found = {"stages": [], "exactness": {}}
     known = report.found["exactness"]
     for kind in ("bf16", "fp32") if case.autocast else ("fp32",):
