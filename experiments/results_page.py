@@ -74,6 +74,9 @@ def tuned(title: str, picture: str, remark: str) -> Callable[[Result], list[str]
             by = ", ".join(f"{value:.3f}" for value in spent.get(name, {}).values())
             noise = f"{row['noise multiplier']:.3f}, {row['steps']}"
             rows.append(f"| {name} | {reached(row)} | {by} | {noise} | {words(row['setting'])} |")
+        again = [f"Row {name} was trained anew {row['trained anew']}." for name, row in result["rows"].items()
+                 if "trained anew" in row]  # fmt: skip
+        rows += ["", *again] if again else []
         return [*rows, "", TRIED] if picture == "mnist_best" else rows
 
     return section

@@ -98,3 +98,5 @@ def test_recipes_are_the_winners_of_the_experiments(experiment: str) -> None:
         if experiment == "mnist_paper":
             assert (found.clip, found.pca_noise, list(found.gain)) == (won["clip"], won["pca_noise"], won["gain"])
             assert not won["unit"] and found.momentum == won["momentum"]
+        else:
+            assert (found.whitening, found.clip, found.momentum) == (won["power"], 0.1, 0.9)

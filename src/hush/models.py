@@ -55,17 +55,18 @@ def scattering_head(
     side: int = 7,
     classes: int = 10,
     widths: tuple[int, ...] = (),
-    groups: int = 27,
+    groups: int | None = 27,
     generator: torch.Generator | None = None,
 ) -> nn.Sequential:
     """A head on scattering features [B, channels, side, side]: linear, or two 3 x 3 convolutions (`widths`) before it.
 
-    The group norm in front has no parameters and looks at one example at a time; the last layer starts at zero.
+    The group norm in front (None: no norm) has no parameters and looks at one example at a time; the last layer starts
+    at zero.
 
     >>> scattering_head()(torch.zeros(2, 81, 7, 7)).shape
     torch.Size([2, 10])
     """
-    layers: list[nn.Module] = [nn.GroupNorm(groups, channels, affine=False)]
+    layers: list[nn.Module] = [] if groups is None else [nn.GroupNorm(groups, channels, affine=False)]
     features = channels * side * side
     if widths:
         first, second = widths
