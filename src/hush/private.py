@@ -17,6 +17,7 @@ from hush.charging import ChargeAccount, open_account
 from hush.course import Course
 from hush.gradients.clipped import clipped_sum
 from hush.guards import Guard, check_groups, check_optimizer
+from hush.heap import keep_freed_memory
 from hush.ledger import Ledger
 from hush.lots import Lot
 from hush.padding import Handed, rows_that_count
@@ -71,6 +72,7 @@ class Private:
         self._guard = Guard(model, public_buffers)
         self._parameters = self._guard.begin_lot()  # what cannot be trained is refused before anything is charged
         check_groups(plan.clip.at(0), self._parameters, noisy=plan.noise_at(0) > 0)
+        keep_freed_memory()
         self._course = Course(plan, open_account(plan, ledger), seed)
         self._releaser = Releaser(self._course.key, expected_size=plan.lots.expected_size, discrete=noise == "discrete")
         self._clip = plan.clip
