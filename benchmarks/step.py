@@ -5,7 +5,7 @@
     python benchmarks/step.py --device cuda --json results/step-cuda.json
 
 All ways of a case run in one process in turns; the ratio is the median over rounds. Rounds during which other programs
-used the CPUs are dropped, and counted. Peak memory is measured in a process of its own for each way.
+used the CPUs are dropped, and counted. Peak memory is the median of three processes of their own for each way.
 `step_cuda.py` says how cases are run on a GPU.
 """
 
@@ -13,6 +13,7 @@ import argparse
 import contextlib
 import gc
 import json
+import statistics
 import subprocess
 import sys
 import time
@@ -121,10 +122,11 @@ def report(case: Case, options: argparse.Namespace) -> dict:
 
 
 def peak(case: Case, form: str) -> float | None:
-    """Peak memory in MiB, measured in a fresh process."""
+    """Peak memory in MiB, the median of three fresh processes: what stays resident differs from one to the next."""
     command = [sys.executable, __file__, "--case", case.name, "--peak", form]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
-    return float(done.stdout.splitlines()[-1]) if done.returncode == 0 else None
+    done = [subprocess.run(command, capture_output=True, text=True, check=False) for _ in range(3)]
+    found = [float(one.stdout.splitlines()[-1]) for one in done if one.returncode == 0]
+    return statistics.median(found) if len(found) == len(done) else None
 
 
 def show(case: Case, rounds: Rounds, memory: dict[str, float | None], notes: dict[str, str]) -> None:
