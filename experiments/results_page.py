@@ -156,7 +156,11 @@ BEST = """Scattering features (81 channels of 7 x 7), whitened by the spread tha
 tanh and scaled to one norm; one linear layer started at zero, flat clipping at 0.1, momentum 0.9, lots of 4,096,
 averaged weights, 40 epochs. That kind of recipe was fixed after trials on both data sets (records of the training sets
 only). The learning rate was tuned on stand-ins: for MNIST on Fashion-MNIST and glyphs drawn at random
-(`hush.drawings`), for Fashion-MNIST on MNIST and glyphs that are harder to read; four rates, one seed."""
+(`hush.drawings`), for Fashion-MNIST on MNIST and glyphs that are harder to read; four rates, one seed. The step to
+whitened features is the one that either data set alone would have asked for (the table below); tanh and the power
+0.2 came from short trials on both, so that this much of the recipe did look at training records of the set it is
+used for, and was not charged. A first run with other rates had printed 98.16, 98.79 and 99.03 % on the test set of
+MNIST when the grid of rates was widened at its lower end; the winner was again chosen on the stand-ins."""
 TRIED = """### What was tried, and what stops it
 
 Trials of one run each (their code is not kept): linear heads, 585 steps, 50,000 records of the training set, accuracy
