@@ -1,6 +1,7 @@
 """A function as one compiled graph: the same results, parameters seen as they are now, randomness left alone."""
 
 import warnings
+from pathlib import Path
 
 import pytest
 import torch
@@ -43,6 +44,22 @@ def test_advice_of_the_compiler_is_not_passed_on(monkeypatch: pytest.MonkeyPatch
 
     monkeypatch.setattr(torch._inductor, "compile", chatty)
     compiled(lambda tensors: [tensors[0] + 1], [torch.zeros(3)])  # a warning would be an error here
+
+
+def test_what_was_compiled_before_is_found_again(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    from torch._dynamo.utils import counters
+
+    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path))
+
+    def misses_and_hits() -> tuple[int, int]:
+        counters.clear()
+        fast = compiled(lambda tensors: [tensors[0] + 1], [torch.zeros(3)])
+        torch.testing.assert_close(fast([torch.ones(3)]), [torch.full((3,), 2.0)])
+        return counters["inductor"]["fxgraph_cache_miss"], counters["inductor"]["fxgraph_cache_hit"]
+
+    assert [misses_and_hits(), misses_and_hits()] == [(1, 0), (0, 1)]
+    monkeypatch.setattr(tracing, "_own_code", lambda: "kernels of another version")
+    assert misses_and_hits() == (1, 0)
 
 
 def test_compiled_sums_follow_parameters_and_data(monkeypatch: pytest.MonkeyPatch) -> None:
