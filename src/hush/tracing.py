@@ -17,6 +17,8 @@ from torch import Tensor
 from torch.fx import Graph, GraphModule, Node
 from torch.fx.experimental.proxy_tensor import make_fx
 
+from hush.cross_entropy import with_fused_cross_entropy
+
 Function = Callable[[list[Tensor]], list[Tensor]]
 
 _RECOMPUTE = {"realize_reads_threshold": 48, "realize_opcount_threshold": 240, "realize_acc_reads_threshold": 48}
@@ -38,6 +40,7 @@ def compiled(function: Function, inputs: Sequence[Tensor]) -> Function:
         if torch.Tag.nondeterministic_seeded in tags and not _replays(node.target):
             return function
     once(graph)
+    with_fused_cross_entropy(graph)
     images = with_input_gradients_as_convolutions(graph)
     _read_channels_last(graph)
     with torch.no_grad(), _kept_on_disk(), warnings.catch_warnings():
