@@ -11,13 +11,14 @@ python experiments/all_figures.py --draw-only                       # accounting
 import argparse
 import importlib
 import time
+from collections.abc import Iterator
 from itertools import product
 from pathlib import Path
 from typing import Any
 
 import torch
 from common import ROOT, Options, read, save, write
-from training import train_together
+from training import Readings, in_groups
 
 PARTS = (
     "fig1_accountants",
@@ -71,9 +72,13 @@ def main() -> None:
     if args.draw_only:
         draw(parts, options)
         return
-    found = together(parts, options) if cuda else {}
+    done = []
+    for part, result in together(parts, options) if cuda else ():
+        save(options, part, lambda _, known=result: known)
+        done.append(part)
     for part in parts:
-        save(options, part, (lambda _, known=found[part]: known) if part in found else part_module(part).measure)
+        if part not in done:
+            save(options, part, part_module(part).measure)
     seconds = round(time.time() - started, 1)
     print(f"{seconds:.0f} s in all", flush=True)
     if len(parts) > 1:
@@ -87,17 +92,20 @@ def part_module(part: str) -> Any:
     return importlib.import_module(part)
 
 
-def together(parts: list[str], options: Options) -> dict[str, dict[str, Any]]:
-    """The results of all parts that can be planned ahead: their programs run at the same time."""
+def together(parts: list[str], options: Options) -> Iterator[tuple[str, dict[str, Any]]]:
+    """The parts that can be planned ahead, each with its result as soon as its last program has ended."""
     started = time.time()
     plans = {part: part_module(part).plan(options) for part in parts if hasattr(part_module(part), "plan")}
-    print(f"{sum(len(plan.jobs) for plan in plans.values())} programs at the same time: {', '.join(plans)}", flush=True)
-    readings = train_together([job for plan in plans.values() for job in plan.jobs])
-    found = {}
-    for part, plan in plans.items():
-        own, readings = readings[: len(plan.jobs)], readings[len(plan.jobs) :]
-        found[part] = plan.result(own) | {"seconds": round(time.time() - started, 1), "beside": [*plans]}
-    return found
+    print(f"planned in {time.time() - started:.1f} s, to run at the same time: {', '.join(plans)}", flush=True)
+    owners = [part for part, plan in plans.items() for _ in plan.jobs]
+    found: dict[int, Readings] = {}
+    for group in in_groups([job for plan in plans.values() for job in plan.jobs]):
+        found |= dict(group)
+        for part in sorted({owners[number] for number, _ in group}):
+            own = [number for number, owner in enumerate(owners) if owner == part]
+            if all(number in found for number in own):
+                seconds = round(time.time() - started, 1)
+                yield part, plans[part].result([found[n] for n in own]) | {"seconds": seconds, "beside": [*plans]}
 
 
 def draw(parts: list[str], options: Options) -> None:

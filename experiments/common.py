@@ -22,6 +22,7 @@ from hush.streams import Key
 
 ROOT = Path(__file__).parents[1]
 WOBBLE = {"glyphs": 0.13, "rough glyphs": 0.3}  # alphabets that stand in for data: about as easy as MNIST, and harder
+MOST_DIMENSIONS = 200  # of a projection
 Pictures = tuple[Tensor, Tensor, Tensor, Tensor]  # rows of pixels and labels for training, then for the test
 
 
@@ -133,8 +134,13 @@ def drawn(wobble: float, options: Options) -> Pictures:
 
 
 def pca(x: Tensor, *, dimensions: int, noise: float, seed: int) -> Tensor:
-    """A seeded DP-PCA of the rows: the matrix [784, dimensions]."""
-    found = dp_pca(x, dimensions=dimensions, noise_multiplier=noise, key=Key.from_seed(seed))
+    """A seeded DP-PCA of the rows: the matrix [784, dimensions]; fewer dimensions are the first of more."""
+    return _directions(x, noise, seed)[:, :dimensions]
+
+
+@lru_cache(maxsize=64)
+def _directions(x: Tensor, noise: float, seed: int) -> Tensor:
+    found = dp_pca(x, dimensions=MOST_DIMENSIONS, noise_multiplier=noise, key=Key.from_seed(seed))
     return found.matrix.to(device=x.device, dtype=torch.float32)
 
 

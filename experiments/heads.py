@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import torch
 from side_by_side import padded_size, poisson_lots
 from torch import Tensor
-from training import captured
+from training import captured, plainly
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -114,12 +114,11 @@ class HeadProgram:
 def train_heads(heads: list[Head], features: Features, *, seed: int) -> list[float]:
     """Test accuracy of every head's last (averaged) model; all heads have the same lot size."""
     program = HeadProgram(heads, features, seed=seed)
-    advance = captured(program) if features.train_x.is_cuda else program.step
+    advance = captured(program) if features.train_x.is_cuda else plainly(program)
     steps, started = max(head.steps for head in heads), time.time()
-    for done in range(steps):
-        advance()
-        if done and done % 100 == 0:
-            print(f"    {len(heads)} heads: {done} of {steps} steps, {time.time() - started:.0f} s", flush=True)
+    for done in range(0, steps, 100):
+        advance(min(100, steps - done))
+        print(f"    {len(heads)} heads: from step {done} of {steps}, {time.time() - started:.0f} s", flush=True)
     accuracy = program.accuracy()
     if program.overfull.any():
         raise RuntimeError(f"a lot of expected size {program.lot} did not fit into {program.width} places")

@@ -1,27 +1,30 @@
-"""The paper's MNIST network at epsilon 0.5, 2, 8 under valid accounting: flat clipping, PLD, settings tuned elsewhere.
+"""The paper's MNIST network at epsilon 0.5, 2, 8 under valid accounting (PLD), with settings tuned without MNIST.
 
-The network is the paper's (60-dimensional DP-PCA, 1,000 ReLU units, no biases). Settings were chosen on Fashion-MNIST,
-by the accuracy of last models there; nothing of MNIST was looked at for them, so choosing cost no privacy of MNIST.
+The network is the paper's (60-dimensional DP-PCA, 1,000 ReLU units, no biases). All three budgets are tuned the same
+way, on stand-ins: alphabets of ten glyphs drawn at random, on which the network without privacy is as often right as
+the paper says of MNIST (98.3 %), and Fashion-MNIST. Nothing of MNIST is looked at, so choosing costs none of its
+privacy. The length is not tuned: with 3,000 steps of these lots the noise of the whole run is within 2, 2 and 13 % of
+what arbitrarily many steps would allow, which is known without any data.
 """
 
 import json
+import math
 import random
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
-import torch
 from budgets import DELTA, EXAMPLES, VALID, Cost, epsilons, noise_for
-from common import ROOT, Options, pca, pixels, projected, run_script, summary
-from side_by_side import FLAT, PER_LAYER, Data, Run
+from common import ROOT, WOBBLE, Options, drawn, pca, pixels, projected, run_script, summary
+from side_by_side import FLAT, PER_LAYER, Run
 from training import train_all
 
 EPSILONS = (0.5, 2.0, 8.0)
 PRINTED = {0.5: 0.90, 2.0: 0.95, 8.0: 0.97}
-LOTS, EPOCHS = (600, 1200, 2400), (30, 60, 120)
+STEPS, LOTS = 3000, {0.5: 600, 2.0: 2400, 8.0: 2400}
 PCA_NOISE = {0.5: (16.0, 24.0), 2.0: (7.0, 12.0), 8.0: (4.0, 7.0)}
-CANDIDATES, FINALISTS, FINAL_SEEDS = 120, 6, 3
-TUNED_ON = "fashion-mnist"
+CANDIDATES, FINALISTS, FINAL_SEEDS = 48, 6, 2
+FIRST, STAND_INS = "glyphs", ("glyphs", "fashion-mnist")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -31,14 +34,13 @@ class Setting:
     epsilon: float
     lot_size: int
     epochs: int
+    per_layer: bool  # each layer clipped at `clip` by itself, else both together
     clip: float
     rate: float  # of the first step
     fall: float  # share of it that is left at the last step, linearly
-    momentum: float
     averaging: float
     gain: tuple[float, float]
     pca_noise: float
-    unit: bool  # projected rows scaled to the same norm
 
     @property
     def steps(self) -> int:
@@ -47,82 +49,94 @@ class Setting:
 
     @property
     def noise(self) -> float:
-        """The noise multiplier that fills the budget."""
+        """The joint noise multiplier that fills the budget."""
         return noise_for(lot_size=self.lot_size, steps=self.steps, pca_noise=self.pca_noise, epsilon=self.epsilon)
 
     def run(self, *, table: int, quick: bool) -> Run:
-        """The training on one input table."""
+        """The training on one input table; clipping two layers apart takes sqrt(2) times the noise in each."""
         steps, noise, lot_size = (5, 1.0, 50) if quick else (self.steps, self.noise, self.lot_size)
         return Run(
-            steps=steps, noise=noise, clip=self.clip, clipping=FLAT, lot_size=lot_size, table=table,
-            rate=self.rate, rate_end=self.rate, rate_steps=0, decay_to=self.fall, momentum=self.momentum,
-            averaging=self.averaging, gain=self.gain,
+            steps=steps, noise=noise * math.sqrt(2) if self.per_layer else noise, clip=self.clip,
+            clipping=PER_LAYER if self.per_layer else FLAT, lot_size=lot_size, table=table, rate=self.rate,
+            rate_end=self.rate, rate_steps=0, decay_to=self.fall, averaging=self.averaging, gain=self.gain,
         )  # fmt: skip
 
 
 def candidates(epsilon: float, count: int, seed: int) -> list[Setting]:
-    """Random settings; the same for the same seed."""
+    """Random settings; the same for the same seed.
+
+    A learning rate says little by itself. Drawn is how far the noise of all steps would carry a weight; the rate
+    follows from that, the bound, and the noise.
+    """
     draw = random.Random(f"{seed} {epsilon}")
+    lot = LOTS[epsilon]
     found = []
     for _ in range(count):
-        clip, momentum, lot = draw.choice((0.25, 1.0, 2.0, 4.0)), draw.choice((0.0, 0.9)), draw.choice(LOTS)
-        move = 10 ** draw.uniform(-1.3, 0.9) * (lot / 600) ** 0.5  # learning rate times clip, without momentum
-        found.append(
-            Setting(
-                epsilon=epsilon, lot_size=lot, epochs=draw.choice(EPOCHS), clip=clip,
-                rate=move / clip * (1 - momentum), fall=draw.choice((1.0, 0.1)), momentum=momentum,
-                averaging=draw.choice((0.0, 0.95, 0.99, 0.998)),
-                gain=draw.choice(((1.0, 1.0), (1.0, 0.1), (1.4, 0.3), (0.5, 0.5), (2.0, 0.1))),
-                pca_noise=draw.choice(PCA_NOISE[epsilon]), unit=draw.random() < 0.5,
-            )
+        setting = Setting(
+            epsilon=epsilon, lot_size=lot, epochs=STEPS * lot // EXAMPLES, per_layer=draw.random() < 0.5,
+            clip=draw.choice((0.25, 0.5, 1.0, 2.0, 4.0)), rate=1.0, fall=draw.choice((0.03, 0.1, 0.3)),
+            averaging=draw.choice((0.95, 0.99, 0.998)),
+            gain=draw.choice(((1.0, 1.0), (0.5, 0.5), (1.0, 0.1), (1.4, 0.3), (2.0, 0.1))),
+            pca_noise=draw.choice(PCA_NOISE[epsilon]),
         )  # fmt: skip
+        carried = 10 ** draw.uniform(-1.8, -0.3)
+        joint = setting.clip * math.sqrt(2) if setting.per_layer else setting.clip
+        found.append(replace(setting, rate=carried * lot / (setting.noise * joint * math.sqrt(STEPS))))
     return found
 
 
 def trained(settings: list[Setting], data_set: str, options: Options, seed: int) -> list[float]:
-    """Test accuracy of every setting on a data set; settings with equal PCA share a projection drawn from the seed."""
-    images = pixels(data_set, options)
-    kinds = sorted({(s.pca_noise, s.unit) for s in settings})
-    matrices = {noise: pca(images[0], dimensions=60, noise=noise, seed=seed) for noise in {noise for noise, _ in kinds}}
-    parts = [projected(images, [matrices[noise]], unit=unit) for noise, unit in kinds]
-    data = Data(torch.cat([p.train_x for p in parts]), images[1], torch.cat([p.test_x for p in parts]), images[3])
-    runs = [s.run(table=kinds.index((s.pca_noise, s.unit)), quick=options.quick) for s in settings]
-    return train_all(runs, data, seed=seed)
+    """Test accuracy of every setting on a data set; projections come from the seed, and so do alphabets."""
+    if data_set in WOBBLE:
+        images = drawn(WOBBLE[data_set], replace(options, seed=seed))
+    else:
+        images = pixels("mnist" if options.quick else data_set, options)
+    noises = sorted({s.pca_noise for s in settings})
+    matrices = [pca(images[0], dimensions=60, noise=noise, seed=seed) for noise in noises]
+    runs = [s.run(table=noises.index(s.pca_noise), quick=options.quick) for s in settings]
+    return train_all(runs, projected(images, matrices), seed=seed)
+
+
+def log_error(accuracies: list[float]) -> float:
+    """Mean logarithm of the error: a tenth fewer wrong answers count the same on an easy stand-in and a hard one."""
+    return sum(math.log(1 - accuracy + 1e-4) for accuracy in accuracies) / len(accuracies)
 
 
 def search(options: Options) -> dict[str, Any]:
-    """Random settings on Fashion-MNIST, the best of them again with other seeds; the winner for every epsilon."""
-    data_set = "mnist" if options.quick else TUNED_ON
+    """Random settings on one alphabet, the best of them on other alphabets and Fashion-MNIST; ranked by epsilon."""
     count, kept, seeds = (2, 1, 1) if options.quick else (CANDIDATES, FINALISTS, FINAL_SEEDS)
     found: dict[str, Any] = {}
     for epsilon in EPSILONS:
-        settings = candidates(epsilon, count, options.seed)
-        scores = trained(settings, data_set, options, options.seed)
-        order = sorted(range(count), key=lambda i: -scores[i])[:kept]
-        best = [settings[i] for i in order]
-        again = [trained(best, data_set, options, options.seed + 100 + s) for s in range(seeds)]
-        means = [sum(column) / seeds for column in zip(*again, strict=True)]
-        ranked = sorted(zip(means, best, strict=True), key=lambda pair: -pair[0])
-        print(f"  epsilon {epsilon}: {ranked[0][0]:.4f} on {data_set} with {ranked[0][1]}", flush=True)
-        found[str(epsilon)] = [{"accuracy there": mean, "setting": asdict(s)} for mean, s in ranked]
-    return {"tuned on": data_set, "candidates": count, "ranked": found}
+        tried = candidates(epsilon, count, options.seed)
+        first = dict(zip(tried, trained(tried, FIRST, options, options.seed), strict=True))
+        best = sorted(tried, key=lambda s: -first[s])[:kept]
+        names = [(name, options.seed + 100 + r) for r in range(seeds) for name in STAND_INS]
+        again = list(zip(*(trained(best, name, options, seed) for name, seed in names), strict=True))
+        scores = {s: list(row) for s, row in zip(best, again, strict=True)}
+        ranked = sorted(best, key=lambda s: log_error(scores[s]))
+        found[str(epsilon)] = {
+            "first": [{"accuracy there": first[s], "setting": asdict(s)} for s in tried],
+            "ranked": [{"accuracy there": scores[s], "setting": asdict(s)} for s in ranked],
+        }
+        print(f"  epsilon {epsilon}: {scores[ranked[0]]} on {names} with {ranked[0]}", flush=True)
+    return {"tuned on": STAND_INS, "candidates": count, "by epsilon": found}
 
 
 def measure(options: Options) -> dict[str, Any]:
-    """Search on Fashion-MNIST, then train the winners on MNIST, several times each."""
+    """Search on the stand-ins, then train the winners on MNIST, several times each."""
     found = search(options)
+    best = [found["by epsilon"][str(epsilon)]["ranked"][0]["setting"] for epsilon in EPSILONS]
+    winners = [Setting(**setting | {"gain": tuple(setting["gain"])}) for setting in best]
+    seeds = [options.seed + 1000 + r for r in range(options.repetitions)]
+    columns = zip(*(trained(winners, "mnist", options, seed) for seed in seeds), strict=True)
     rows = {}
-    for epsilon in EPSILONS:
-        best = found["ranked"][str(epsilon)][0]["setting"]
-        setting = Setting(**best | {"gain": tuple(best["gain"])})
-        seeds = [options.seed + 1000 + r for r in range(max(options.repetitions, 1))]
-        run = setting.run(table=0, quick=options.quick)
-        accuracy = [trained([setting], "mnist", options, seed)[0] for seed in seeds]
-        rows[str(epsilon)] = summary(accuracy) | {
-            "paper": PRINTED[epsilon], "delta": DELTA, "setting": asdict(setting), "noise multiplier": run.noise,
-            "steps": run.steps, "seeds": seeds,
+    for setting, accuracies in zip(winners, columns, strict=True):
+        noise, steps = (1.0, 5) if options.quick else (setting.noise, setting.steps)
+        rows[str(setting.epsilon)] = summary(list(accuracies)) | {
+            "paper": PRINTED[setting.epsilon], "delta": DELTA, "setting": asdict(setting), "noise multiplier": noise,
+            "steps": steps, "seeds": seeds,
         }  # fmt: skip
-        print(f"  epsilon {epsilon}: MNIST {rows[str(epsilon)]['mean']:.4f}", flush=True)
+        print(f"  epsilon {setting.epsilon}: MNIST {rows[str(setting.epsilon)]['mean']:.4f}", flush=True)
     return {"search": found, "rows": rows}
 
 
@@ -151,7 +165,7 @@ def draw(result: dict[str, Any], path: Path) -> None:
     same = [row for name, row in rows.items() if name.endswith(f"{PER_LAYER}, {VALID}")]
     for chosen, colour, label in (
         (same, "#2e86ab", "the paper's settings, valid"),
-        (list(result["rows"].values()), "#d1495b", "tuned on Fashion-MNIST, valid"),
+        (list(result["rows"].values()), "#d1495b", "tuned on stand-ins, valid"),
     ):
         if chosen:
             means, deviations = ([row[key] for row in chosen] for key in ("mean", "std"))

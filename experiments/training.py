@@ -7,7 +7,7 @@ a stream each and take turns at being launched; their kernels overlap. Nothing r
 import math
 import os
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from contextlib import nullcontext
 from dataclasses import dataclass, field
 from typing import Any, Protocol
@@ -68,20 +68,22 @@ class Course:
         self.job, self.done = job, 0
         self.program = Program(job.runs, job.data, seed=job.seed, truncated=job.truncated)
         cuda = job.data.train_x.is_cuda
-        self.advance = captured(self.program) if cuda else self.program.step
+        self.advance = captured(self.program) if cuda else plainly(self.program)
         self.stream = torch.cuda.Stream() if cuda else None
         self.end = max(run.steps for run in job.runs)
-        self.stops = {step for step in job.marks if 0 < step <= self.end} | {self.end}
+        self.stops = sorted({step for step in job.marks if 0 < step <= self.end} | {self.end})
         self.readings: dict[int, dict[str, Tensor]] = {}
 
     def turn(self) -> bool:
         """A few steps, and what is to be read after them; whether steps are left."""
+        stop = self.stops[0]
+        count = min(TURN, stop - self.done)
         with nullcontext() if self.stream is None else torch.cuda.stream(self.stream):
-            for _ in range(min(TURN, self.end - self.done)):
-                self.advance()
-                self.done += 1
-                if self.done in self.stops:
-                    self.readings[self.done] = self.read()
+            self.advance(count)
+            self.done += count
+            if self.done == stop:
+                self.readings[stop] = self.read()
+                self.stops.pop(0)
         return self.done < self.end
 
     def read(self) -> dict[str, Tensor]:
@@ -105,26 +107,33 @@ class Course:
 def train_together(jobs: list[Job]) -> list[Readings]:
     """Train the runs of all jobs; for each job the accuracies of its runs, as {step: {"test": [...]}}.
 
-    A run that has ended keeps its last model, so the entry of the longest run's end holds every run's last model. The
-    longest jobs come first, AT_ONCE at a time.
+    A run that has ended keeps its last model, so the entry of the longest run's end holds every run's last model.
     """
+    found = dict(pair for group in in_groups(jobs) for pair in group)
+    return [found[i] for i in range(len(jobs))]
+
+
+def in_groups(jobs: list[Job]) -> Iterator[list[tuple[int, Readings]]]:
+    """The longest jobs first, AT_ONCE at a time; of every group the jobs' numbers and what was read."""
     order = sorted(range(len(jobs)), key=lambda i: -max(run.steps for run in jobs[i].runs))
-    found: dict[int, Readings] = {}
     for first in range(0, len(order), AT_ONCE):
         chosen, started = order[first : first + AT_ONCE], time.time()
-        found |= dict(zip(chosen, _at_the_same_time([jobs[i] for i in chosen]), strict=True))
+        found = _at_the_same_time([jobs[i] for i in chosen])
         runs, steps = sum(len(jobs[i].runs) for i in chosen), max(run.steps for run in jobs[chosen[0]].runs)
         print(f"  {runs} runs in {len(chosen)} programs, {steps} steps: {time.time() - started:.1f} s", flush=True)
-    return [found[i] for i in range(len(jobs))]
+        yield list(zip(chosen, found, strict=True))
 
 
 def _at_the_same_time(jobs: list[Job]) -> list[Readings]:
     cuda = any(job.data.train_x.is_cuda for job in jobs)
     if cuda:
         torch.cuda.empty_cache()  # the memory of earlier programs' graphs
+        torch.set_float32_matmul_precision("high")  # TF32: its rounding is far below the noise
+    started = time.time()
     courses = [Course(job) for job in jobs]
     if cuda:
         torch.cuda.synchronize()
+        print(f"  {len(jobs)} programs made ready in {time.time() - started:.1f} s", flush=True)
     left = courses
     while left:
         left = [course for course in left if course.turn()]
@@ -149,8 +158,8 @@ def train_all(runs: list[Run], data: Data, *, seed: int, most: int = 64) -> list
     return result
 
 
-def captured(program: Steps) -> Callable[[], None]:
-    """The step as a CUDA graph: the launch of some forty kernels becomes the launch of one."""
+def captured(program: Steps) -> Callable[[int], None]:
+    """So many steps as CUDA graphs, TURN of them in one: a launch of hundreds of kernels becomes one launch."""
     side = torch.cuda.Stream()
     side.wait_stream(torch.cuda.current_stream())
     with torch.cuda.stream(side):
@@ -158,9 +167,28 @@ def captured(program: Steps) -> Callable[[], None]:
             program.step()
     torch.cuda.current_stream().wait_stream(side)
     program.reset()
-    graph = torch.cuda.CUDAGraph()
-    graph.register_generator_state(program.generator)
-    with torch.cuda.graph(graph):
-        program.step()
+    one, many, pool = torch.cuda.CUDAGraph(), torch.cuda.CUDAGraph(), torch.cuda.graph_pool_handle()
+    for graph, steps in ((one, 1), (many, TURN)):
+        graph.register_generator_state(program.generator)
+        with torch.cuda.graph(graph, pool=pool):
+            for _ in range(steps):
+                program.step()
     program.reset()
-    return graph.replay
+
+    def advance(count: int) -> None:
+        for _ in range(count // TURN):
+            many.replay()
+        for _ in range(count % TURN):
+            one.replay()
+
+    return advance
+
+
+def plainly(program: Steps) -> Callable[[int], None]:
+    """So many steps one after another."""
+
+    def advance(count: int) -> None:
+        for _ in range(count):
+            program.step()
+
+    return advance

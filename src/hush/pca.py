@@ -85,7 +85,8 @@ def dp_pca(
     if not 1 <= dimensions <= width:
         raise ValueError(f"dimensions must lie in 1 .. {width}, the number of columns of x, got {dimensions!r}")
     noisy = add_noise(total, noise_multiplier=noise_multiplier, normals=Normals(key, "dp_pca noise"), step=0)["moment"]
-    _, vectors = torch.linalg.eigh((noisy + noisy.T) / 2)
+    device = x.device if isinstance(x, Tensor) else noisy.device  # a GPU decomposes many times faster
+    vectors = torch.linalg.eigh(((noisy + noisy.T) / 2).to(device)).eigenvectors.cpu()
     top = vectors[:, -dimensions:].flip(1)
     largest = top.gather(0, top.abs().argmax(0, keepdim=True))
     return Projection(top * largest.sign(), event, seeded=not key.private)
