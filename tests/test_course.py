@@ -66,8 +66,8 @@ def test_hazard_21_a_unit_is_on_record_before_it_is_handed_out(lots: Lots) -> No
 
     course_plan = plan(lots=lots, steps=12)
     course = Course(course_plan, Spy(units=course_plan.units), seed=0)
-    drawn = course._draw
-    course._draw = lambda unit: log.append(f"take {unit}") or drawn(unit)  # type: ignore[method-assign, func-returns-value]
+    drawn = course._lots_of
+    course._lots_of = lambda unit: log.append(f"take {unit}") or drawn(unit)  # type: ignore[method-assign, func-returns-value]
     for _ in range(12):
         course.next_lot()
         course.step += 1

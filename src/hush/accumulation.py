@@ -45,14 +45,14 @@ class LotSum:
 
     def add_later(self, batch: Later, clip: Clip, *, now: bool) -> None:
         """Add a batch whose tensors are borrowed: computed now, or when the sum is asked for or another batch comes."""
-        if now or self._tensors is not None:
+        if now or self._later is not None or self._tensors is not None:
+            self.keep()
             batch.compute()
             self.add(batch.total, clip, borrowed=True)
             return
         if batch.total is not self._noted[0] or clip != self._noted[1]:
             self._note_slack(batch.total, clip)
             self._noted = batch.total, clip
-        self._tensors, self._count, self._borrowed = dict(batch.total.tensors), batch.total.count, True
         self._later = batch
 
     def keep(self) -> None:
@@ -103,4 +103,5 @@ class LotSum:
     def _compute(self) -> None:
         if self._later is not None:
             self._later.compute()  # if it fails it stays to be computed: its tensors hold an older lot's sum
-            self._later = None
+            total, self._later = self._later.total, None
+            self._tensors, self._count, self._borrowed = dict(total.tensors), total.count, True

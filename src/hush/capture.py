@@ -6,6 +6,7 @@ batches for that. On other devices the region simply runs, with the same results
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from operator import attrgetter
 from typing import Any
 
 import torch
@@ -22,6 +23,8 @@ from hush.tracing import compiled
 
 _WARM_UP = 3  # runs before the capture, in which libraries choose their kernels and the engine makes its plan
 _KEPT = 4  # captured shapes; each holds memory of its own
+_TENSOR = {Tensor}
+_version = attrgetter("_version")
 
 
 @dataclass
@@ -39,17 +42,14 @@ class CapturedSum:
 
 
 class Placed:
-    """A batch that lies in the buffers of a captured region and is not computed yet."""
+    """A batch that lies in the buffers of a captured region and is not computed yet; `state` is the parameters'."""
 
-    def __init__(self, region: CapturedSum, parameters: Sequence[nn.Parameter]) -> None:
+    def __init__(self, region: CapturedSum, parameters: Sequence[nn.Parameter], state: list[int]) -> None:
         self.region = region
-        self._parameters = parameters
-        self.accept_parameters()
-
-    @property
-    def total(self) -> BoundedSum:
+        self.total = region.total
         """Where the sum will be; its bounds are known already."""
-        return self.region.total
+        self.parameters = parameters
+        self._before = state
 
     def compute(self) -> None:
         """Write the batch's sum into `total`."""
@@ -58,11 +58,11 @@ class Placed:
 
     def accept_parameters(self) -> None:
         """The sum is to be computed for the parameters as they are now."""
-        self._before = _state(self._parameters)
+        self._before = _state(self.parameters)
 
     def must_be_fresh(self) -> None:
         """Refuse parameters that are not those for which the batch was handed over."""
-        if _state(self._parameters) != self._before:
+        if _state(self.parameters) != self._before:
             raise RuntimeError(
                 "parameters were changed between the batch and private.step(optimizer), which computes a captured "
                 "batch; change them after the step, or call private.restart() to begin the lot again"
@@ -79,7 +79,7 @@ class Region:
         self._copies = copies
         self._allow_unused = allow_unused
         self._compile = compile
-        self._captured: dict[object, CapturedSum] = {}
+        self._captured: list[tuple[list[object], CapturedSum]] = []
         self._last_clip: Clip | None = None
 
     def forget(self) -> None:
@@ -94,7 +94,12 @@ class Region:
         return self._sum(parameters, clip, batch, (handed.rows, handed.size), rows_that_count(handed, device))
 
     def place(
-        self, parameters: Mapping[str, nn.Parameter], clip: Clip, batch: Sequence[Any], handed: Handed, state: object
+        self,
+        parameters: Mapping[str, nn.Parameter],
+        clip: Clip,
+        batch: Sequence[Any],
+        handed: Handed,
+        state: Sequence[object],
     ) -> tuple[Placed | None, bool]:
         """Copy the batch into the buffers of its captured region; and whether no code of the model ran for that.
 
@@ -102,29 +107,34 @@ class Region:
         bound moves from lot to lot.
         `state` stands for all else that the forward pass depends on; another value is captured anew.
         """
-        leaves = list(batch) if all(isinstance(part, Tensor) for part in batch) else leaves_of(batch)
-        if handed.filled is None or isinstance(clip, QuantileClip):
+        if handed.filled is None:
             return None, False
-        if not all(isinstance(leaf, Tensor) and not leaf.requires_grad for leaf in leaves):
-            return None, False
-        if not graphs.possible(leaves):
-            return None, False
-        owned = list(parameters.values())
-        traits = [(leaf.shape, leaf.dtype, leaf.device) for leaf in leaves]
-        key = (*traits, state, clip, handed.size, *[p.data_ptr() for p in owned])
-        found = self._captured.get(key)
-        new, moving = found is None, clip != self._last_clip and self._last_clip is not None
-        self._last_clip = clip
-        if found is None:
-            if moving:
+        leaves, structure = list(batch), ""
+        if not _TENSOR.issuperset(map(type, leaves)):
+            leaves, structure = leaves_of(batch), repr(map_leaves(type, batch))
+            if not all(isinstance(leaf, Tensor) for leaf in leaves):
                 return None, False
-            if len(self._captured) == _KEPT:
-                del self._captured[next(iter(self._captured))]
-            gpu = [leaves[0].device] if leaves[0].is_cuda else []
-            with torch.random.fork_rng(devices=gpu):  # a resumed run captures anew, and must draw what it would have
-                found = self._captured[key] = self._capture(parameters, clip, batch, handed)
-        _fill(found, leaves, handed)
-        return Placed(found, owned), not new
+        owned = list(parameters.values())
+        traits = [trait for leaf in leaves for trait in (leaf.shape, leaf.dtype, leaf.device, leaf.requires_grad)]
+        now = _state(owned)
+        key = [structure, clip, handed.size, *state, *traits, *now[: len(owned)]]
+        last_clip, self._last_clip = self._last_clip, clip
+        for known, region in self._captured:
+            if known == key:
+                _fill(region, leaves, handed)
+                return Placed(region, owned, now), True
+        steady = last_clip is None or clip == last_clip
+        if not steady or isinstance(clip, QuantileClip) or not graphs.possible(leaves):
+            return None, False
+        if any(leaf.requires_grad for leaf in leaves):
+            return None, False
+        del self._captured[: 1 - _KEPT]
+        gpu = [leaves[0].device] if leaves[0].is_cuda else []
+        with torch.random.fork_rng(devices=gpu):  # a resumed run captures anew, and must draw what it would have
+            region = self._capture(parameters, clip, batch, handed)
+        self._captured.append((key, region))
+        _fill(region, leaves, handed)
+        return Placed(region, owned, _state(owned)), False
 
     def _sum(
         self,
@@ -166,7 +176,7 @@ class Region:
         return CapturedSum(recording, inputs, function, total, _words(inputs[:-1]))
 
 
-def _fill(region: CapturedSum, leaves: Sequence[Tensor], handed: Handed) -> None:
+def _fill(region: CapturedSum, leaves: list[Tensor], handed: Handed) -> None:
     if not handed.untouched or region.filled != handed.filled:
         region.filled = None  # unknown if anything below fails
         mask = rows_that_count(handed, region.inputs[-1].device)
@@ -174,23 +184,21 @@ def _fill(region: CapturedSum, leaves: Sequence[Tensor], handed: Handed) -> None
         region.inputs[-1].copy_(mask)
         region.filled = handed.filled if handed.untouched else None
     # One kernel for all, whatever their dtypes, where they can be seen as the same kind of words.
-    words = _words(leaves)
+    words = None if region.words is None else _words(leaves)
     if region.words is None or words is None:
-        torch._foreach_copy_(region.inputs[:-1], list(leaves))
+        torch._foreach_copy_(region.inputs[:-1], leaves)
     else:
         torch._foreach_copy_(region.words, words)
 
 
-def _words(tensors: Sequence[Tensor]) -> list[Tensor] | None:
+def _words(tensors: list[Tensor]) -> list[Tensor] | None:
     """The tensors seen as 32-bit words; None where one of them cannot be."""
-    found = []
-    for tensor in tensors:
-        size = tensor.element_size()
-        if size != 4 and not (tensor.is_contiguous() and tensor.ndim and tensor.shape[-1] * size % 4 == 0):
-            return None
-        found.append(tensor.view(torch.int32))
-    return found
+    try:
+        return [tensor.view(torch.int32) for tensor in tensors]
+    except RuntimeError:
+        return None
 
 
 def _state(parameters: Sequence[nn.Parameter]) -> list[int]:
-    return [number for p in parameters for number in (p._version, p.data_ptr())]
+    """Where the parameters lie, and then how often each was changed."""
+    return [*map(Tensor.data_ptr, parameters), *map(_version, parameters)]

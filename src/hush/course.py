@@ -1,7 +1,7 @@
 """Where a run stands in its plan: units are charged, then drawn, then handed out lot by lot."""
 
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 from hush.accounting.bounds import Bounds
 from hush.charging import ChargeAccount
@@ -9,14 +9,6 @@ from hush.lots import Lot
 from hush.plan import Plan
 from hush.sampling import Indices
 from hush.streams import Key, this_process
-
-
-class _Draw(NamedTuple):
-    """The lots of several units, and the process that drew them: a forked child has a key of its own."""
-
-    number: int
-    home: tuple[int, object]
-    lots: Sequence[Indices]
 
 
 class Course:
@@ -36,23 +28,24 @@ class Course:
         self._steps_per_unit, self._units_per_draw = plan.lots.steps_per_unit, plan.lots.units_per_draw
         self._units_drawn = 0
         self._unit: list[Indices] = []
-        self._drawn: _Draw | None = None
         self.take_key()
 
     def take_key(self) -> None:
         """A key of its own for every start: nothing that was drawn before can be drawn again, unless seeded."""
         self.key = Key.from_os() if self.seed is None else Key.from_seed(self.seed)
-        self._drawn = None
+        self._home = this_process()
+        self._draw_number = -1
+        self._draw: Sequence[Indices] = []  # the lots of several units
 
     def next_lot(self) -> Lot:
         """The lot of the current step; charges and draws a new unit where the last one is used up."""
-        if self._unit and self.key.private and self._drawn is not None and self._drawn.home != this_process():
-            self._unit = []  # in a forked child: the rest of the epoch is the parent's
+        if self._home != this_process():
+            self._leave_to_parent()
         if not self._unit:
             if self.account is not None:
                 self.account.reserve(self.charged + 1)
             self.charged += 1
-            self._unit = self._draw(self._units_drawn)
+            self._unit = self._lots_of(self._units_drawn)
             self._units_drawn += 1
         return Lot(self.step, self._unit.pop(0))
 
@@ -94,13 +87,19 @@ class Course:
         self.step, self._units_drawn, self._unit = state["step"], state["units_drawn"], []
         left = state["lots_left_in_unit"]
         if self.seed is not None and left:
-            self._unit = self._draw(self._units_drawn - 1)[-left:]
+            self._unit = self._lots_of(self._units_drawn - 1)[-left:]
 
-    def _draw(self, unit: int) -> list[Indices]:
+    def _lots_of(self, unit: int) -> list[Indices]:
         """The lots of one unit, from the draw that it belongs to."""
         number, place = divmod(unit, self._units_per_draw)
-        if self._drawn is None or self._drawn.number != number or self._drawn.home != this_process():
-            lots = self.plan.lots.draw(self.key.stream("lots", step=number))
-            self._drawn = _Draw(number, this_process(), lots)
+        if self._draw_number != number:
+            self._draw, self._draw_number = self.plan.lots.draw(self.key.stream("lots", step=number)), number
         start = place * self._steps_per_unit
-        return list(self._drawn.lots[start : start + self._steps_per_unit])
+        return list(self._draw[start : start + self._steps_per_unit])
+
+    def _leave_to_parent(self) -> None:
+        """In a forked child, whose key is another: what was drawn before is the parent's, the rest of an epoch too."""
+        self._home = this_process()
+        self._draw_number, self._draw = -1, []
+        if self.key.private:
+            self._unit = []

@@ -7,6 +7,7 @@ data. What only a second forward pass can show is the business of `selfcheck`.
 import math
 from collections.abc import Collection, Mapping, Sequence
 from fnmatch import fnmatchcase
+from operator import itemgetter
 
 import torch
 from torch import Tensor, nn
@@ -14,30 +15,36 @@ from torch import Tensor, nn
 from hush.batchnorm import may_mix, mixes_examples
 from hush.gradients.clip import Clip
 
+_PARTS = itemgetter("_parameters", "_buffers", "_modules", "_forward_hooks", "_forward_pre_hooks")
 
-def _survey(model: nn.Module) -> list[object]:
-    """What a model consists of and how it is set, in one quick walk; empty where that cannot be told."""
+
+def _survey(modules: Sequence[nn.Module]) -> list[object]:
+    """What these modules consist of and how they are set, in one quick walk; empty where that cannot be told.
+
+    A child that is not one of them shows in its parent.
+    """
     found: list[object] = []
-    modules, seen = [model], {id(model)}
+    add = found.append
     for module in modules:
         inside = module.__dict__
-        parameters, buffers, children = inside["_parameters"], inside["_buffers"], inside["_modules"]
+        parameters, buffers, children, hooks, pre_hooks = _PARTS(inside)
         if parameters.__class__ is not dict:
             return []
-        hooks = len(inside["_forward_hooks"]), len(inside["_forward_pre_hooks"])
-        found += (id(module), module.__class__, inside.get("training"), hooks)
+        add(module.__class__)
+        add(inside.get("training"))
+        if hooks or pre_hooks:
+            found += (len(hooks), *hooks, *pre_hooks)
         if parameters:
             found += parameters
-            found += [(id(p), p.requires_grad) for p in parameters.values() if p is not None]
+            for parameter in parameters.values():
+                add(id(parameter))
+                add(parameter is not None and parameter.requires_grad)
         if buffers:
             found += buffers
             found += map(id, buffers.values())
         if children:
             found += children
-            for child in children.values():
-                if child is not None and id(child) not in seen:
-                    seen.add(id(child))
-                    modules.append(child)
+            found += map(id, children.values())
     return found
 
 
@@ -60,7 +67,8 @@ class Guard:
         self.public = tuple(public_buffers)
         self._changes = 0
         self._survey: list[object] = []
-        self._scripted = _scripted(model)
+        self._scripted = False
+        self._modules: list[nn.Module] = []
         self._alive: list[object] = []
         self._suspects: list[nn.Module] = []
         self._all_buffers: list[Tensor] = []
@@ -69,10 +77,9 @@ class Guard:
 
     def begin_lot(self) -> dict[str, nn.Parameter]:
         """The trainable parameters of this lot; notes the buffers, refuses layers that mix or remember examples."""
-        survey = _slow_survey(self._model) if self._scripted else _survey(self._model)
-        same = survey != [] and survey == self._survey
-        if same and not self._scripted:
-            if any(map(mixes_examples, self._suspects)):
+        survey = [] if self._scripted else _survey(self._modules)
+        if survey and survey == self._survey:
+            if self._suspects and any(map(mixes_examples, self._suspects)):
                 refuse_mixing(self._model)
             for name, (buffer, _) in self._buffers.items():
                 self._buffers[name] = buffer, buffer._version
@@ -86,8 +93,11 @@ class Guard:
         }
         self._trainable, self._suspects = trainable, [module for module in self._model.modules() if may_mix(module)]
         self._all_buffers = list(self._model.buffers())
-        self._alive = [*self._model.modules(), *self._model.parameters()]  # so that none of their ids comes again
-        self._survey, self._changes, self._scripted = survey, self._changes + (not same), _scripted(self._model)
+        self._modules, self._scripted = list(self._model.modules()), _scripted(self._model)
+        self._alive = [*self._modules, *self._model.parameters()]  # so that none of their ids comes again
+        survey = _slow_survey(self._model) if self._scripted else _survey(self._modules)
+        if not survey or survey != self._survey:
+            self._survey, self._changes = survey, self._changes + 1
         return trainable
 
     def state(self) -> tuple[int, ...]:
@@ -169,10 +179,13 @@ def check_optimizer(optimizer: torch.optim.Optimizer, covered: Collection[Tensor
     """Refuse an optimizer that would use a gradient that is not the released one."""
     if isinstance(optimizer, torch.optim.LBFGS):
         raise TypeError("LBFGS evaluates the loss again inside its step, without noise or charge; use another one")
-    ours = set(map(id, covered))
+    ours: set[int] | None = None
     for number, group in enumerate(optimizer.param_groups):
         for parameter in group["params"]:
-            if parameter.grad is not None and id(parameter) not in ours:
+            if parameter.grad is None:
+                continue
+            ours = ours or set(map(id, covered))
+            if id(parameter) not in ours:
                 raise RuntimeError(
                     f"a parameter of shape {tuple(parameter.shape)} in group {number} of the optimizer has a gradient "
                     "that is not private: it is not a trainable parameter of the model in this lot. Take it out of "

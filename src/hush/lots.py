@@ -7,7 +7,7 @@ Sizes, rates and indices only; an example, a label or a model never comes here.
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, fields
 from fractions import Fraction
 from typing import Any, Literal, TypeVar, overload
@@ -243,7 +243,10 @@ class Lot:
         """The indices, `size` at a time."""
         if isinstance(size, bool) or not isinstance(size, int) or size < 1:
             raise ValueError(f"a physical batch holds a whole number of examples >= 1, got {size!r}")
-        return [self.indices[start : start + size] for start in range(0, len(self.indices), size)]
+        count = len(self.indices)
+        if 0 < count <= size:
+            return [self.indices]
+        return [self.indices[start : start + size] for start in range(0, count, size)]
 
     def split(self, size: int) -> list[torch.Tensor]:
         """The indices as tensors, `size` at a time."""
@@ -258,7 +261,7 @@ class Lot:
             pieces += torch.split(rest, len(rest) // unit * unit)
         return pieces
 
-    def hand_out(self, batches: Iterator[tuple[Handed, T]]) -> Iterator[T]:
+    def hand_out(self, batches: Iterable[tuple[Handed, T]]) -> Iterator[T]:
         """Yield batches given as (what they are, batch), noting which one is in hand, once in the life of the lot."""
         if self._handed_out:
             raise RuntimeError(
@@ -268,7 +271,7 @@ class Lot:
         self._handed_out = True
         return self._noting(batches)
 
-    def _noting(self, batches: Iterator[tuple[Handed, T]]) -> Iterator[T]:
+    def _noting(self, batches: Iterable[tuple[Handed, T]]) -> Iterator[T]:
         for handed, batch in batches:
             self.in_hand = handed
             yield batch

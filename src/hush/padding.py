@@ -1,6 +1,6 @@
 """Batches of fixed shape: rows that only fill up are masked, and a mask is a window of one strip, never built anew."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from functools import lru_cache, reduce
 from operator import and_
 from typing import NamedTuple
@@ -58,15 +58,21 @@ def first_rows(filled: int, size: int, device: torch.device | str = "cpu") -> Te
 
 @lru_cache(maxsize=64)
 def _strip(size: int, device: torch.device | str) -> Tensor:
-    return (torch.arange(2 * size) < size).to(device)
+    return torch.from_numpy(_host_strip(size)).to(device)
 
 
-def padded(pieces: Sequence[npt.NDArray[np.int64]], size: int) -> Iterator[tuple[Handed, PaddedBatch]]:
+@lru_cache(maxsize=64)
+def _host_strip(size: int) -> npt.NDArray[np.bool_]:
+    return np.arange(2 * size) < size
+
+
+def padded(pieces: Sequence[npt.NDArray[np.int64]], size: int) -> list[tuple[Handed, PaddedBatch]]:
     """The pieces of a lot filled up to `size` rows by example 0, masked."""
+    batches, alone = [], len(pieces) == 1
     for piece in pieces:
         filled = len(piece)
-        full, rows = np.zeros(size, np.int64), np.zeros(size, np.bool_)
-        full[:filled] = piece
-        rows[:filled] = True
-        mask = torch.from_numpy(rows)
-        yield Handed(size, size, mask, filled, len(pieces) == 1), PaddedBatch(torch.from_numpy(full), mask)
+        index = np.zeros(size, np.int64)
+        index[:filled] = piece
+        mask = torch.from_numpy(_host_strip(size)[size - filled : 2 * size - filled].copy())  # the user may write here
+        batches.append((Handed(size, size, mask, filled, alone), PaddedBatch(torch.from_numpy(index), mask)))
+    return batches

@@ -1,8 +1,8 @@
 """The release of a lot: its sum, with noise of the scale that was paid for, becomes `p.grad`. Its only writer."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from os import cpu_count
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -12,7 +12,6 @@ from hush.capture import Placed
 from hush.discrete import add_discrete_noise, grid_deviations
 from hush.gradients.bounded import BoundedSum
 from hush.gradients.clip import Clip, QuantileClip
-from hush.integers import OnGrid
 from hush.noise import add_noise, check_release, standard_deviations
 from hush.normals import Normals
 from hush.streams import Key
@@ -31,14 +30,6 @@ class Due(NamedTuple):
     step: int
 
 
-class _Scaled(NamedTuple):
-    """The deviations of the last step, for the next one if its reasons are the same."""
-
-    tensors: Mapping[str, Tensor]
-    reasons: tuple[Clip, float, float]
-    deviations: Sequence[float] | Sequence[OnGrid]
-
-
 class Releaser:
     """Noise and gradients for the lots of a run; `expected_size` is the constant that sums are divided by."""
 
@@ -46,7 +37,9 @@ class Releaser:
         self._expected_size = expected_size
         self._discrete = discrete
         self._update = Update()
-        self._scaled: _Scaled | None = None
+        self._total: BoundedSum | None = None
+        self._reasons: tuple[object, ...] = ()
+        self._planned: PlannedRelease
         self._normals, self._count_normals = Normals(key), Normals(key, "count")
 
     def take(self, key: Key) -> None:
@@ -96,20 +89,20 @@ class Releaser:
         placed = lot.put_off
         if not isinstance(placed, Placed) or due.noise == 0:
             return None
-        tensors, reasons = placed.total.tensors, (due.clip, due.noise, lot.slack)
-        if self._scaled is None or self._scaled.tensors is not tensors or self._scaled.reasons != reasons:
-            total = BoundedSum(tensors, lot.bounds(due.parameters, due.clip))
-            check_release(total, due.noise, 1 / self._expected_size)
-            if self._discrete:
-                on_grids = grid_deviations(total, due.noise)
-                self._scaled = _Scaled(tensors, reasons, [on_grids[name] for name in tensors])
-            else:
-                deviations = standard_deviations(total, due.noise)
-                self._scaled = _Scaled(tensors, reasons, [deviations[name] for name in tensors])
-        planned = PlannedRelease(
-            list(tensors.values()), self._scaled.deviations, 1 / self._expected_size, self._normals, due.step
-        )
-        return self._update.prepare(optimizer, list(due.parameters.values()), planned, placed)
+        reasons = due.clip, due.noise, lot.slack, self._normals
+        if self._total is not placed.total or self._reasons != reasons:
+            self._planned = self._plan(
+                BoundedSum(placed.total.tensors, lot.bounds(due.parameters, due.clip)), due.noise
+            )
+            self._total, self._reasons = placed.total, reasons
+        return self._update.prepare(optimizer, self._planned, placed, due.step)
+
+    def _plan(self, total: BoundedSum, noise: float) -> PlannedRelease:
+        scale = 1 / self._expected_size
+        check_release(total, noise, scale)
+        deviations: Mapping[str, Any] = (grid_deviations if self._discrete else standard_deviations)(total, noise)
+        in_order = [deviations[name] for name in total.tensors]
+        return PlannedRelease(list(total.tensors.values()), in_order, scale, self._normals)
 
 
 def _place(total: Tensor, parameter: Tensor) -> Tensor:

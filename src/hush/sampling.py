@@ -19,7 +19,8 @@ def subsets(stream: Stream, examples: int, sizes: Sequence[int]) -> list[Indices
     All of them are drawn together: subset k lives in the numbers from k * examples on, and one sorted array holds all.
     Of a subset of more than half of the examples, those that are left out are drawn.
     """
-    few = np.minimum(sizes, examples - np.asarray(sizes, np.int64))
+    wanted = np.asarray(sizes, np.int64)
+    few = np.minimum(wanted, examples - wanted)
     starts = np.arange(len(few), dtype=np.int64) * examples
     found: Indices = np.empty(0, np.int64)
     missing = few
@@ -28,8 +29,9 @@ def subsets(stream: Stream, examples: int, sizes: Sequence[int]) -> list[Indices
         drawn += np.repeat(starts, missing)
         found = _merged(found, _distinct(drawn, np.cumsum(missing)))
         missing = few - np.diff(np.searchsorted(found, starts + examples), prepend=0)
-    pieces = np.split(found, np.cumsum(few))[:-1]
-    parts = [part - start for part, start in zip(pieces, starts, strict=True)]
+    found -= np.repeat(starts, few)
+    ends = np.cumsum(few).tolist()
+    parts = [found[begin:end] for begin, end in zip([0, *ends], ends, strict=False)]
     return [part if len(part) == size else _others(part, examples) for part, size in zip(parts, sizes, strict=True)]
 
 
@@ -72,6 +74,8 @@ def permutation(stream: Stream, examples: int) -> Indices:
 def binomials(stream: Stream, examples: int, expected: int, count: int) -> list[int]:
     """Independent Binomial(examples, expected / examples) numbers, each from 128 random bits."""
     first, cumulative = _binomial_table(examples, expected)
+    if not cumulative:
+        return [first] * count
     words = stream.uint64(2 * count).tolist()
     return [first + bisect_right(cumulative, (words[k + 1] << 64) | words[k]) for k in range(0, 2 * count, 2)]
 

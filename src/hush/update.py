@@ -16,6 +16,7 @@ from hush.streams import this_process
 
 _WHOLE_BELOW = 1 << 22  # numbers; the step of a larger model takes so long that one launch more does not matter
 _MOST_PATIENCE = 64
+_PLAIN = {bool, int, float, type(None)}
 
 
 class PlannedRelease(NamedTuple):
@@ -28,7 +29,6 @@ class PlannedRelease(NamedTuple):
     deviations: Sequence[float] | Sequence[OnGrid]
     scale: float
     normals: Normals
-    step: int
 
 
 class Update:
@@ -43,17 +43,13 @@ class Update:
     """
 
     def __init__(self) -> None:
-        self._seen: object = None
+        self._seen: list[object] | None = None
         self._times = 0
         self._patience = 2
         self._captured: _CapturedUpdate | None = None
 
     def prepare(
-        self,
-        optimizer: torch.optim.Optimizer,
-        parameters: Sequence[nn.Parameter],
-        planned: PlannedRelease,
-        placed: Placed,
+        self, optimizer: torch.optim.Optimizer, planned: PlannedRelease, placed: Placed, step: int
     ) -> Callable[[], None] | None:
         """The update of this step, ready to run; None where it cannot be captured, or not yet.
 
@@ -65,14 +61,14 @@ class Update:
             return None
         if key != self._seen:
             self._seen, self._times, self._captured = key, 0, None
-        self._times += 1
-        if self._captured is None and self._times >= self._patience:
-            self._patience = min(2 * self._patience, _MOST_PATIENCE)
-            self._captured = _capture(optimizer, parameters, planned, placed)
         captured = self._captured
         if captured is None:
-            return None
-        return lambda: captured.run(planned, placed)
+            self._times += 1
+            if self._times < self._patience or not graphs.possible(planned.totals):
+                return None
+            self._patience = min(2 * self._patience, _MOST_PATIENCE)
+            captured = self._captured = _capture(optimizer, planned, placed, step)
+        return None if captured is None else lambda: captured.run(planned, placed, step)
 
 
 class _CapturedUpdate:
@@ -87,29 +83,30 @@ class _CapturedUpdate:
         self._whole = whole
         self._on_device: tuple[int, object] | None = None
 
-    def run(self, planned: PlannedRelease, placed: Placed) -> None:
+    def run(self, planned: PlannedRelease, placed: Placed, step: int) -> None:
         """Compute the sums, add the noise of the step, and update."""
         if not self._whole:
             placed.region.recording.replay()
-        planned.normals.begin(planned.step)
+        planned.normals.begin(step)
         on_device, self._on_device = self._on_device, None  # unknown if anything below fails
-        if on_device != (planned.step, planned.deviations):
-            self._release.at(planned.step, planned.deviations)
+        if on_device != (step, planned.deviations):
+            self._release.at(step, planned.deviations)
         for parameter, gradient in self._gradients:
             parameter.grad = gradient
         self._recording.replay()
-        self._on_device = planned.step + 1, planned.deviations
+        self._on_device = step + 1, planned.deviations
 
 
 def _capture(
-    optimizer: torch.optim.Optimizer, parameters: Sequence[nn.Parameter], planned: PlannedRelease, placed: Placed
+    optimizer: torch.optim.Optimizer, planned: PlannedRelease, placed: Placed, step: int
 ) -> _CapturedUpdate | None:
-    release = _release(parameters, planned)
+    parameters = placed.parameters
+    release = _release(parameters, planned, step)
     if release is None:
         return None
     region = placed.region if sum(p.numel() for p in parameters) < _WHOLE_BELOW else None
 
-    def step() -> list[Tensor]:
+    def update() -> list[Tensor]:
         gradients = list(planned.totals) if region is None else region.function(region.inputs)
         release.launch()
         release.next_step()
@@ -119,7 +116,7 @@ def _capture(
         return gradients
 
     try:
-        recording, gradients = graphs.record(step, beside=None if region is None else region.recording)
+        recording, gradients = graphs.record(update, beside=None if region is None else region.recording)
         if region is not None:
             release.onto(gradients)
     except RuntimeError as error:
@@ -132,7 +129,7 @@ def _capture(
     return _CapturedUpdate(recording, release, list(zip(parameters, gradients, strict=True)), region is not None)
 
 
-def _release(parameters: Sequence[nn.Parameter], planned: PlannedRelease) -> Any:
+def _release(parameters: Sequence[nn.Parameter], planned: PlannedRelease, step: int) -> Any:
     """The kernel's launch, in place; None where one launch cannot serve all tensors."""
     from hush.kernels import discrete, gaussian
     from hush.kernels.table import fits
@@ -145,19 +142,21 @@ def _release(parameters: Sequence[nn.Parameter], planned: PlannedRelease) -> Any
     if on_grids and not discrete.can_draw(on_grids):
         return None
     kind: Any = discrete.Release if on_grids else gaussian.Release
-    return kind(parts, scale=planned.scale, subkey=planned.normals.subkey(0), step=planned.step)
+    return kind(parts, scale=planned.scale, subkey=planned.normals.subkey(0), step=step)
 
 
-def _key(optimizer: torch.optim.Optimizer, planned: PlannedRelease, placed: Placed) -> object:
+def _key(optimizer: torch.optim.Optimizer, planned: PlannedRelease, placed: Placed) -> list[object] | None:
     """What a captured update depends on; None where a replay would not do what a call does."""
-    if not (kernels.available() and graphs.possible(planned.totals) and _capturable(optimizer)):
+    if not (kernels.available() and _capturable(optimizer)):
         return None
-    state = [value for values in optimizer.state.values() for value in values.values() if value is not None]
-    if state and not (all(isinstance(value, Tensor) for value in state) and graphs.possible(state)):
-        return None
-    addresses = [tensor.data_ptr() for tensor in state]
     # A recording has its own sums and parameters; the key of the noise belongs to `normals` and the process.
-    return optimizer, placed.region.recording, planned.normals, this_process(), _settings(optimizer), addresses
+    key = [optimizer, placed.region.recording, planned.normals, this_process(), *_settings(optimizer)]
+    if optimizer.state:
+        state = [value for values in optimizer.state.values() for value in values.values() if value is not None]
+        if state and not (all(isinstance(value, Tensor) for value in state) and graphs.possible(state)):
+            return None
+        key += map(Tensor.data_ptr, state)
+    return key
 
 
 def _capturable(optimizer: torch.optim.Optimizer) -> bool:
@@ -178,11 +177,16 @@ def _settings(optimizer: torch.optim.Optimizer) -> list[object]:
     """What a replay takes from the settings: addresses of tensors on the device, values of everything else."""
     found: list[object] = []
     for group in optimizer.param_groups:
-        for value in group.values():
-            if isinstance(value, list):  # the parameters of the group
-                found += map(id, value)
-            elif isinstance(value, Tensor):
-                found.append(value.data_ptr() if graphs.possible([value]) else value.tolist())
-            else:
-                found.append(value)
+        settings = dict(group)
+        found += map(id, settings.pop("params"))
+        if _PLAIN.issuperset(map(type, settings.values())):
+            found += settings.values()
+        else:
+            found += map(_setting, settings.values())
     return found
+
+
+def _setting(value: object) -> object:
+    if isinstance(value, Tensor):
+        return value.data_ptr() if graphs.possible([value]) else value.tolist()
+    return list(map(id, value)) if isinstance(value, list) else value

@@ -56,7 +56,7 @@ class FlatClip(Clip):
         _check(self.bound)
 
     def at(self, step: int) -> "FlatClip":
-        return FlatClip(_value(self.bound, step))
+        return FlatClip(_value(self.bound, step)) if callable(self.bound) else self
 
     def groups(self, names: Iterable[str]) -> tuple[Group, ...]:
         return (Group(tuple(names), _constant(self.bound)),)
@@ -87,6 +87,8 @@ class PerLayerClip(Clip):
         return self.bounds if isinstance(self.bounds, Mapping) else {"*": self.bounds}
 
     def at(self, step: int) -> "PerLayerClip":
+        if not any(map(callable, self._patterns().values())):
+            return self
         return PerLayerClip({pattern: _value(bound, step) for pattern, bound in self._patterns().items()})
 
     def groups(self, names: Iterable[str]) -> tuple[Group, ...]:
@@ -129,7 +131,7 @@ class AutomaticClip(Clip):
             raise ValueError(f"AutomaticClip needs a finite bound and stability > 0, got {self}")
 
     def at(self, step: int) -> "AutomaticClip":
-        return replace(self, bound=_value(self.bound, step))
+        return replace(self, bound=_value(self.bound, step)) if callable(self.bound) else self
 
     def groups(self, names: Iterable[str]) -> tuple[Group, ...]:
         return (Group(tuple(names), _constant(self.bound)),)

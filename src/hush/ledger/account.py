@@ -154,11 +154,8 @@ class MemoryAccount:
         self.name = name
         self.closed = False
         self._page = Page(name, budget, upfront, tuple(units), (), None, "", "", spent)
+        self.total = self._page.total
         self._used = spent
-
-    @property
-    def total(self) -> int:
-        return self._page.total
 
     @property
     def reserved(self) -> int:
@@ -166,13 +163,13 @@ class MemoryAccount:
 
     @property
     def left(self) -> int:
-        return self._page.total - self._used
+        return self.total - self._used
 
     def reserve(self, units: int) -> None:
         """Count the first `units` units as used; BudgetExhausted when the plan has fewer."""
-        if units > self._page.total or self.closed:
+        if units > self.total or self.closed:
             raise BudgetExhausted(
-                f"at most {self._page.total} units from an open account", f"a request for {units}", "the run ends here"
+                f"at most {self.total} units from an open account", f"a request for {units}", "the run ends here"
             )
         _whole(units)
         self._used = max(self._used, units)
