@@ -19,6 +19,9 @@ from hush.private import Private
 
 Step = Callable[[], None]
 WARM_UP = 3
+PEERS = "opacus"
+SELDOM = ("plain captured", "hush captured")
+"""Ways that come last for large models: graphs that are not compiled, which take most memory."""
 
 
 class Unavailable(Exception):

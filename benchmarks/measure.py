@@ -145,17 +145,20 @@ def settled_mib() -> float:
     return torch.cuda.memory_reserved() / 2**20
 
 
-def held_mib(build: Callable[[], Step], before: float) -> tuple[Step, float]:
-    """The step, and what the allocator reserved on the GPU while it ran, beyond what it held before."""
+def reserved_mib(build: Callable[[], Step]) -> tuple[Step, float]:
+    """The step, and what the allocator reserved on the GPU while it ran: model, batch, pools of graphs, workspaces.
+
+    To be called in a fresh process: where something else was there before, a step may use what that left free.
+    """
     step = build()
-    for _ in range(3):
+    for _ in range(8):  # everything is captured by then
         step()
     settled_mib()
     torch.cuda.reset_peak_memory_stats()
     for _ in range(3):
         step()
     torch.cuda.synchronize()
-    return step, torch.cuda.max_memory_reserved() / 2**20 - before
+    return step, torch.cuda.max_memory_reserved() / 2**20
 
 
 def machine(device: str) -> dict[str, str | int]:

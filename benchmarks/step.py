@@ -77,7 +77,8 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--limit", type=float, default=400.0, help="seconds for all cases together (GPU only)")
     parser.add_argument("--json", type=Path, help="write everything to this file")
     parser.add_argument("--peak", help=argparse.SUPPRESS)
-    parser.add_argument("--phase", choices=("exact", "time"), help=argparse.SUPPRESS)
+    parser.add_argument("--phase", choices=("exact", "time", "way"), help=argparse.SUPPRESS)
+    parser.add_argument("--part", help=argparse.SUPPRESS)
     return parser.parse_args()
 
 

@@ -1,7 +1,6 @@
-"""What one process of the step benchmark on a GPU does, for one case: see `step_cuda.py`."""
+"""What one process of the step benchmark on a GPU does: see `step_cuda.py`."""
 
 import argparse
-import gc
 import json
 import os
 import sys
@@ -9,17 +8,15 @@ import time
 from collections.abc import Callable
 from dataclasses import asdict
 
-import torch
 from cases import Case, cases
 from exactness import exactness
-from forms import Step, Unavailable, captured, forms
-from measure import Rounds, held_mib, interleaved, settled_mib
+from forms import PEERS, SELDOM, Step, Unavailable, captured, forms
+from measure import Rounds, interleaved, reserved_mib, settled_mib
 
-PEERS = "opacus"
 CAPTURED = {"plain compiled+captured": "plain compiled"}
 """A way that is a graph of another: that one is captured, not compiled again."""
-SELDOM = ("plain captured", "hush captured")
-"""Ways that come last for large models: graphs that are not compiled, which take most memory."""
+PATIENCE = 5
+"""Times that memory is asked for again, which other processes may have."""
 
 
 class Report:
@@ -27,7 +24,7 @@ class Report:
 
     def __init__(self, options: argparse.Namespace) -> None:
         self._file = options.json
-        self.found: dict = {"stages": [], "reserved_mib": {}, "unavailable": {}}
+        self.found: dict = {"stages": []}
 
     def save(self, stage: str | None = None) -> None:
         self.found["stages"] += [stage] if stage else []
@@ -38,83 +35,82 @@ class Report:
 
 def one_phase(options: argparse.Namespace) -> None:
     case, report = cases("cuda")[options.case[0]], Report(options)
-    (compare if options.phase == "exact" else measure)(case, options, report)
+    {"exact": compare, "time": measure, "way": alone}[options.phase](case, options, report)
 
 
 def compare(case: Case, options: argparse.Namespace, report: Report) -> None:
     """The sums of every way against float64; nobody waits for it, so others go first."""
     os.nice(10)
-    report.found = {"stages": [], "exactness": {}}
-    known = report.found["exactness"]
-    for kind in ("bf16", "fp32") if case.autocast else ("fp32",):
+    kind = options.part
+    known = report.found["exactness"] = {}
 
-        def all_ways(kind: str = kind) -> None:
-            for errors in exactness(case, kind, "cuda"):
-                known[kind] = errors
-                report.save()
+    def all_ways() -> None:
+        for errors in exactness(case, kind, "cuda"):
+            known[kind] = errors
+            report.save()
 
-        if failed := _or_error(all_ways):
-            known.setdefault(kind, {"ways": {}})["failed"] = failed
-        gc.collect()
-        torch.cuda.empty_cache()
+    if failed := _or_error(all_ways):
+        known.setdefault(kind, {"ways": {}})["failed"] = failed
     report.save("done")
 
 
+def alone(case: Case, options: argparse.Namespace, report: Report) -> None:
+    """The memory of one way, the only one in this process; if told so, its time beside the eager plain step."""
+    name = options.part
+    answer = _patiently(lambda: reserved_mib(lambda: forms("cuda", case)[name](case, "cuda")))
+    if isinstance(answer, str):
+        report.found["unavailable"] = {name: answer}
+        report.save("memory")
+        return
+    step, mib = answer
+    report.found["reserved_mib"] = {name: mib}
+    report.save("memory")
+    for _ in sys.stdin:
+        both = {"plain": forms("cuda", case)["plain"](case, "cuda"), name: step}
+        rounds = interleaved(both, base="plain", rounds=3, device="cuda", slot=0.05)
+        report.found["more"] = {name: asdict(rounds.timings[name])}
+        report.save("timed")
+
+
 def measure(case: Case, options: argparse.Namespace, report: Report) -> None:
-    """Builds the ways, waits to be told that the GPU is free, and times them in turns; then the rest."""
-    ways = forms("cuda", case)
-    large = case.name.startswith("gpt2")
-    rest = [name for name in ways if name.startswith(PEERS) or (large and name in SELDOM)]
-    first = [name for name in ways if name not in rest]
-    steps = _build(case, sorted(first, key=lambda name: "compiled" in name), report)
-    report.save("ready")
-    for order in sys.stdin:
-        if order.strip() == "main":
-            rounds = interleaved(steps, base="plain", rounds=options.rounds, device="cuda", slot=0.07)
-            report.found["timings"] = {name: asdict(timing) for name, timing in rounds.timings.items()}
-            report.found["ratio"] = _fastest(rounds)
-            report.save("main")
-            continue
-        steps = {name: step for name, step in steps.items() if name == "plain"}
-        gc.collect()
-        torch.cuda.empty_cache()
-        report.found["more"] = {}
-        for name in rest if options.peers else [name for name in rest if not name.startswith(PEERS)]:
-            more = _build(case, [name], report)
-            if name in more:
-                both = {"plain": steps["plain"], name: more[name]}
-                rounds = interleaved(both, base="plain", rounds=3, device="cuda", slot=0.05)
-                report.found["more"][name] = asdict(rounds.timings[name])
-            del more
-            report.save()
-        report.save("rest")
-
-
-def _build(case: Case, names: list[str], report: Report) -> dict[str, Step]:
-    """The steps that can be built, ready to be timed; the memory of each goes to the report."""
+    """Builds the ways, waits to be told that the machine is free, and times them in turns."""
+    names = [name for name in forms("cuda", case) if not name.startswith(PEERS)]
+    if case.name.startswith("gpt2"):
+        names = [name for name in names if name not in SELDOM]
     steps: dict[str, Step] = {}
-    before: dict[str, float] = {}
-    for name in names:
-        base = CAPTURED.get(name)
-
-        def build(name: str = name, base: str | None = base) -> Step:
-            return captured(steps[base]) if base in steps else forms("cuda", case)[name](case, "cuda")
-
-        # The graph of a step that is there shares its model, which counts for both.
-        before[name] = before[base] if base in steps else settled_mib()
-        answer = _or_error(lambda build=build, name=name: held_mib(build, before[name]))
-        for _ in range(5 if "ready" not in report.found["stages"] else 0):
-            if not str(answer).startswith("OutOfMemoryError"):
-                break
-            settled_mib()  # other processes use the GPU too, and give their memory back
-            time.sleep(4)
-            answer = _or_error(lambda build=build, name=name: held_mib(build, before[name]))
+    report.found["unavailable"] = {}
+    for name in sorted(names, key=lambda name: "compiled" in name):
+        answer = _patiently(lambda name=name: _built(case, name, steps))
         if isinstance(answer, str):
             report.found["unavailable"][name] = answer
         else:
-            steps[name], report.found["reserved_mib"][name] = answer
-        report.save()
-    return steps
+            steps[name] = answer
+    report.save("ready")
+    for _ in sys.stdin:
+        rounds = interleaved(steps, base="plain", rounds=options.rounds, device="cuda", slot=0.07)
+        report.found["timings"] = {name: asdict(timing) for name, timing in rounds.timings.items()}
+        report.found["ratio"] = _fastest(rounds)
+        report.save("timed")
+
+
+def _built(case: Case, name: str, steps: dict[str, Step]) -> Step:
+    base = CAPTURED.get(name)
+    step = captured(steps[base]) if base in steps else forms("cuda", case)[name](case, "cuda")
+    for _ in range(3):
+        step()
+    settled_mib()
+    return step
+
+
+def _patiently(work: Callable):
+    """What it gives, or what went wrong; other processes use the GPU too, and give their memory back."""
+    for _ in range(PATIENCE):
+        answer = _or_error(work)
+        if not str(answer).startswith("OutOfMemoryError"):
+            break
+        settled_mib()
+        time.sleep(4)
+    return answer
 
 
 def _or_error(work: Callable):

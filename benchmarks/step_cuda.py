@@ -1,129 +1,175 @@
-"""The step benchmark on a GPU: every case in a process of its own; all are prepared side by side, then timed alone.
+"""The step benchmark on a GPU: a process for each thing to find out, many at a time; what is timed has the GPU alone.
 
-All cases build and compile their ways at once and read the memory of each; in further processes sums are compared with
-float64. Nothing of that is timed. Then one case after another has the GPU for itself, all its ways in turns. When all
-cases are timed, ways that are seldom the fastest and Opacus follow, as long as there is time: what would take longer
-than `--limit` is ended and reported as missing. What is known is written after each step; a case that fails loses only
-itself.
+1. Every compiled way of every case is built in a fresh process, which reads its memory and leaves compiled code in the
+   cache that all share.
+2. A process for each case builds all its ways from there. Beside that, sums are compared with float64.
+3. All other processes are stopped, and one case after another is timed, all its ways in turns in one process.
+4. The memory of the other ways, and time and memory of Opacus, each in a fresh process, as long as there is time: what
+   would take longer than `--limit` is ended and reported as missing.
 
-Memory is what PyTorch's allocator reserved while the steps ran, its cache emptied before: for a CUDA graph that is the
-pool that the graph keeps, for other ways the largest need. What the allocator gave out at once is not compared: the
-memory of a graph counts as free between replays, although nobody else can have it.
+What is known is written after each step; what fails loses only itself. Memory is what PyTorch's allocator reserved
+while the steps ran, its cache emptied before: for a CUDA graph that is the pool that the graph keeps, for other ways
+the largest need; workspaces of cuBLAS are part of it on both sides. What the allocator gave out at once is not
+compared: the memory of a graph counts as free between replays, although nobody else can have it.
 """
 
 import argparse
-import contextlib
 import json
 import os
-import subprocess
+import signal
 import sys
 import tempfile
 import time
 from importlib.util import find_spec
 from pathlib import Path
 
+from cases import cases
+from crew import Child, Crew, Job
+from forms import PEERS, SELDOM, forms
 from measure import machine
 from table import show, summary
 
 CASES = ("mlp60", "cnn24", "wrn16-4", "gpt2-512", "gpt2-2048", "gpt2-lora")
+SLOWEST = ("wrn16-4", "gpt2-512", "gpt2-2048", "gpt2-lora", "cnn24", "mlp60")
+"""Those that compile longest come first: they decide how long all of it takes."""
 JAX = f"not measured: {'no way is written for it' if find_spec('jax_privacy') else 'jax_privacy is not installed here'}"
+GIB = 120.0
 
 
 def measure_all(options: argparse.Namespace) -> None:
     """The whole benchmark; prints a table for each case and writes everything to `options.json`."""
-    end = time.monotonic() + options.limit
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that no process stays behind
+    end = time.monotonic() + options.limit - 5
     chosen = options.case or list(CASES)
     results = {
         "machine": machine("cuda"),
         "date": time.strftime("%Y-%m-%d"),
         "clock": "wall",
-        "memory": "MiB reserved by PyTorch's allocator during the steps, pools of graphs included on both sides",
+        "memory": "MiB reserved by PyTorch's allocator in a process for each way, pools of graphs included",
         "padding": "lots of rate 1 in one batch of fixed shape with a mask: no padding rows in the timed steps",
         "jax-privacy": JAX,
         "cases": {},
     }
     print(", ".join(f"{key} {value}" for key, value in results["machine"].items()), flush=True)
-    with tempfile.TemporaryDirectory() as folder, contextlib.ExitStack() as stack:
-        # The longest first: they decide how long all of it takes.
-        timed = {name: stack.enter_context(Child(name, "time", folder, options)) for name in reversed(chosen)}
-        exact = {name: stack.enter_context(Child(name, "exact", folder, options)) for name in reversed(chosen)}
-        early = time.monotonic() + 0.5 * options.limit
-        for name in reversed(chosen):
-            timed[name].wait_for("ready", early)
-        for name in reversed(chosen):
-            exact[name].wait_for("done", early)
-            exact[name].end()
-        print(f"prepared, {end - time.monotonic():.0f} s left", flush=True)
+    with tempfile.TemporaryDirectory() as folder:
 
-        def known(name: str) -> dict:
-            return timed[name].found() | exact[name].found()
+        def start(job: Job) -> Child:
+            return begin(job, Path(folder), options)
 
-        def write() -> None:
-            results["cases"] = {name: known(name) for name in chosen}
-            if options.json:
-                options.json.parent.mkdir(parents=True, exist_ok=True)
-                options.json.write_text(json.dumps(results, indent=1) + "\n")
+        with Crew(start, most=max(2, os.cpu_count() or 2), gib=GIB) as crew:
 
-        ready = sorted(chosen, key=lambda name: "ready" not in timed[name].found().get("stages", ()))
-        for order in ("main", "rest"):
-            for name in ready:
-                if end - time.monotonic() > 8:
-                    timed[name].wait_for("ready", end)
-                    timed[name].tell(order)
-                    timed[name].wait_for(order, end)
+            def write() -> None:
+                results["cases"] = gathered(crew, chosen)
+                if options.json:
+                    options.json.parent.mkdir(parents=True, exist_ok=True)
+                    options.json.write_text(json.dumps(results, indent=1) + "\n")
+
+            timed = ask(crew, sorted(chosen, key=SLOWEST.index))
+            crew.wait(time.monotonic() + 0.6 * options.limit, lambda: all(crew.at(job, "ready") for job in timed))
+            print(f"prepared, {end - time.monotonic():.0f} s left", flush=True)
+            write()
+            for job in sorted(timed, key=lambda job: not crew.at(job, "ready")):
+                crew.wait(end, lambda job=job: crew.at(job, "ready"))
+                take(crew, job, end)
+                crew.end(job)
                 write()
-            if order == "main":
-                summary(results["cases"])
-        for child in timed.values():
-            child.end()
+            summary(results["cases"])
+            rest(crew, options, results["cases"], end, write)
+            write()
         for name in chosen:
             show(name, results["cases"][name])
     print(f"jax-privacy {JAX}")
     summary(results["cases"])
-    print(
-        f"{options.limit - end + time.monotonic():.0f} s in all" + (f", written to {options.json}" * bool(options.json))
-    )
+    took = options.limit - 5 - end + time.monotonic()
+    print(f"{took:.0f} s in all" + (f", written to {options.json}" * bool(options.json)))
 
 
-class Child:
-    """A process for one case; it writes what it knows, and how far it is, to a file."""
+def ask(crew: Crew, chosen: list[str]) -> list[Job]:
+    """Asks for what the main figures need, and returns the jobs that time it."""
+    known, timed = cases("cuda"), []
+    built = {name: [way(name, form) for form in forms("cuda", known[name]) if "compiled+" in form] for name in chosen}
+    # All hush ways first, then all others: hush compiles longest.
+    crew.add(job for name in chosen for job in built[name] if job.part.startswith("hush"))
+    crew.add(job for name in chosen for job in built[name] if not job.part.startswith("hush"))
+    for name in chosen:
+        timed.append(Job(name, "time", gib=26.0 if name.startswith("gpt2") else 6.0, listens=True))
+        crew.add([timed[-1]], after=built[name])
+    for kind in ("bf16", "fp32"):
+        compared = [name for name in chosen if known[name].autocast or kind == "fp32"]
+        crew.add(Job(name, "exact", kind, gib=18.0 if name.startswith("gpt2") else 4.0) for name in compared)
+    return timed
 
-    def __init__(self, case: str, phase: str, folder: str, options: argparse.Namespace) -> None:
-        self._file = Path(folder, f"{case}-{phase}.json")
-        command = [sys.executable, str(Path(__file__).with_name("step.py")), "--device", "cuda", "--case", case]
-        command += ["--phase", phase, "--json", str(self._file), "--rounds", str(options.rounds)]
-        command += ["--peers"] if options.peers else []
-        cache = Path(tempfile.gettempdir(), "hush-benchmark-inductor")
-        # Many processes at once: none of them may take all cores.
-        shared = {"TORCHINDUCTOR_COMPILE_THREADS": "2", "OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
-        environment = {"TORCHINDUCTOR_CACHE_DIR": str(cache)} | os.environ | shared
-        self._process = subprocess.Popen(
-            command, env=environment, stdin=subprocess.PIPE, stdout=sys.stdout, stderr=sys.stderr, text=True
-        )
 
-    def __enter__(self) -> "Child":
-        return self
+def way(case: str, form: str, listens: bool = False) -> Job:
+    large = case.startswith("gpt2")
+    if form.startswith(PEERS):
+        return Job(case, "way", form, gib=36.0 if large or case == "cnn24" else 8.0, listens=listens)
+    return Job(case, "way", form, gib=13.0 if large else 4.0, listens=listens)
 
-    def __exit__(self, *_: object) -> None:
-        self.end()
 
-    def found(self) -> dict:
-        return json.loads(self._file.read_text()) if self._file.exists() else {}
+def rest(crew: Crew, options: argparse.Namespace, found: dict, end: float, write) -> None:
+    """Everything but the main figures: Opacus, graphs of large models that are not compiled, memory of other ways."""
+    known, jobs = cases("cuda"), []
+    for name in found:
+        memory, times = found[name]["reserved_mib"], found[name].get("timings", {})
+        others = [form for form in forms("cuda", known[name]) if form not in memory]
+        for form in others if options.peers else [form for form in others if not form.startswith(PEERS)]:
+            jobs.append(way(name, form, listens=form.startswith(PEERS) or form not in times))
 
-    def tell(self, order: str) -> None:
-        with contextlib.suppress(OSError):
-            self._process.stdin.write(order + "\n")
-            self._process.stdin.flush()
+    def order(job: Job) -> tuple:
+        best = found[job.case].get("ratio", {})
+        return job.part not in (best.get("plain"), best.get("hush")), not job.part.startswith(PEERS), job.part in SELDOM
 
-    def wait_for(self, stage: str, until: float) -> None:
-        """Until it has come so far, has ended, or it is too late."""
-        while time.monotonic() < until and self._process.poll() is None:
-            if stage in self.found().get("stages", ()):
-                return
-            time.sleep(0.1)
+    jobs.sort(key=order)
+    crew.add(jobs, first=True)
+    left = list(jobs)
+    while left and time.monotonic() < end - 4:
+        crew.wait(end - 4, lambda: any(crew.at(job, "memory") for job in left))
+        for job in [job for job in left if crew.at(job, "memory")]:
+            left.remove(job)
+            if job.listens:
+                take(crew, job, end)
+            crew.end(job)
+            write()
+    # Comparisons that are not done yet may use what time is left.
+    compared = [job for job, *_ in crew.found() if job.phase == "exact"]
+    crew.wait(end, lambda: all(crew.over(job) for job in compared))
 
-    def end(self) -> None:
-        self._process.kill()
-        self._process.wait()
-        with contextlib.suppress(OSError):
-            self._process.stdin.close()
+
+def take(crew: Crew, job: Job, end: float) -> None:
+    """Let it be timed, alone on the machine."""
+    if crew.at(job, "memory" if job.phase == "way" else "ready") and not crew.over(job) and time.monotonic() < end - 4:
+        with crew.alone(job) as child:
+            child.tell("time")
+            until = min(end, time.monotonic() + 40)
+            while not child.at("timed") and time.monotonic() < until:
+                time.sleep(0.05)
+
+
+def begin(job: Job, folder: Path, options: argparse.Namespace) -> Child:
+    file = folder / f"{job.case}-{job.phase}-{job.part.replace(' ', '-').replace(',', '')}.json"
+    command = [sys.executable, str(Path(__file__).with_name("step.py")), "--device", "cuda", "--case", job.case]
+    command += ["--phase", job.phase, "--part", job.part, "--json", str(file), "--rounds", str(options.rounds)]
+    cache = Path(tempfile.gettempdir(), "hush-benchmark-inductor")
+    # Many processes at once: none of them may take all cores.
+    shared = {"TORCHINDUCTOR_COMPILE_THREADS": "2", "OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
+    environment = {"TORCHINDUCTOR_CACHE_DIR": str(cache)} | os.environ | shared
+    return Child(command, file, environment, job.listens)
+
+
+def gathered(crew: Crew, chosen: list[str]) -> dict[str, dict]:
+    """What all processes know, by case."""
+    found: dict[str, dict] = {name: {"reserved_mib": {}, "unavailable": {}, "exactness": {}} for name in chosen}
+    for job, known, trouble in crew.found():
+        case = found[job.case]
+        for key, value in known.items():
+            if key == "stages":
+                continue
+            if isinstance(value, dict):
+                case.setdefault(key, {}).update(value)
+            else:
+                case[key] = value
+        if trouble:
+            name = job.part if job.phase == "way" else f"{job.phase} {job.part}".strip()
+            case["unavailable"][name] = trouble
+    return found
