@@ -2,10 +2,11 @@
 
 import argparse
 import json
+import math
 import statistics
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
@@ -107,6 +108,11 @@ def summary(values: list[float]) -> dict[str, Any]:
         "std": statistics.stdev(values) if len(values) > 1 else 0.0,
         "values": values,
     }
+
+
+def log_error(accuracies: Sequence[float]) -> float:
+    """Mean logarithm of the error: a tenth fewer wrong answers count the same on an easy stand-in and a hard one."""
+    return sum(math.log(1 - accuracy + 1e-4) for accuracy in accuracies) / len(accuracies)
 
 
 @lru_cache(maxsize=2)

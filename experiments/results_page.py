@@ -74,9 +74,6 @@ def tuned(title: str, picture: str, remark: str) -> Callable[[Result], list[str]
             by = ", ".join(f"{value:.3f}" for value in spent.get(name, {}).values())
             noise = f"{row['noise multiplier']:.3f}, {row['steps']}"
             rows.append(f"| {name} | {reached(row)} | {by} | {noise} | {words(row['setting'])} |")
-        again = [f"Row {name} was trained anew {row['trained anew']}." for name, row in result["rows"].items()
-                 if "trained anew" in row]  # fmt: skip
-        rows += ["", *again] if again else []
         return [*rows, "", TRIED] if picture == "mnist_best" else rows
 
     return section
@@ -152,6 +149,13 @@ def times(results: dict[str, Result]) -> list[str]:
     return rows
 
 
+PAPER = """The network is the paper's. All three budgets were tuned in the same way, without a look at MNIST: 48 random
+settings on ten glyphs drawn at random (`hush.drawings`), the best six again on Fashion-MNIST and two other alphabets,
+ranked by the mean logarithm of the error. Tuned were the clipping (flat or per layer, and its bound), the learning rate
+and how far it falls, the averaging of the weights, the size of the first weights, and the noise of DP-PCA. Not tuned
+was the length: 3,000 steps of 600 or 2,400 records, so many that more would save little noise. An earlier search on
+Fashion-MNIST alone had given 91.80, 95.40 and 95.77 % on MNIST, the last of them too little; that glyphs, which are as
+easy as MNIST, became the first stand-in is what was learnt from that."""
 BEST = """Scattering features (81 channels of 7 x 7), whitened by the spread that pictures drawn at random have, bent by
 tanh and scaled to one norm; one linear layer started at zero, flat clipping at 0.1, momentum 0.9, lots of 4,096,
 averaged weights, 40 epochs. That kind of recipe was fixed after trials on both data sets (records of the training sets
@@ -190,21 +194,8 @@ tried to the end: copies of each picture moved a little, random features of the 
 glyphs, networks trained end to end."""
 TITLES = {"mnist": "MNIST", "fashion-mnist": "Fashion-MNIST"}
 SECTIONS: dict[str, Callable[[Result], list[str]]] = {
-    "mnist_paper": tuned(
-        "The paper's MNIST network, settings tuned on Fashion-MNIST",
-        "mnist_paper",
-        "The network is the paper's; clipping is flat. For each budget 120 random settings were tried on "
-        "Fashion-MNIST, the best six again with three other seeds, and the winner was trained on MNIST. Settings tuned "
-        "elsewhere need not carry over: where they do worse on MNIST than the paper's own (see the first table), the "
-        "recipe of `hush train mnist` is the paper's. That one choice did look at MNIST. A guess at why epsilon 8 does "
-        "not carry over: fast learning leaves noise in the weights, which costs little where 14 % of the answers are "
-        "wrong anyway, as on Fashion-MNIST, and much where 3 % are.",
-    ),
-    "mnist_best": tuned(
-        "The best recipe",
-        "mnist_best",
-        BEST,
-    ),
+    "mnist_paper": tuned("The paper's MNIST network, settings tuned on stand-ins", "mnist_paper", PAPER),
+    "mnist_best": tuned("The best recipe", "mnist_best", BEST),
     "mnist_baseline": baseline,
     "fig1_accountants": figure1,
     "fig2_mnist_noise_levels": figure2,

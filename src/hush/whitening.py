@@ -33,8 +33,8 @@ class Whitening:
         return (channels @ (F.group_norm(x, GROUPS).flatten(2) - mean) @ places).view_as(x)
 
 
-def whitened(coefficients: Tensor, *, power: float, batch_size: int = 2000) -> Tensor:
-    """Scattering coefficients, whitened by drawings, their tails bent in (tanh), each example's mean square 1.
+def whitened(coefficients: Tensor, *, power: float, bent: bool = True, batch_size: int = 2000) -> Tensor:
+    """Scattering coefficients, whitened by drawings, `bent`: their tails bent in (tanh), each example's mean square 1.
 
     One example at a time, so it may be computed once before a private training.
 
@@ -44,8 +44,8 @@ def whitened(coefficients: Tensor, *, power: float, batch_size: int = 2000) -> T
     whitening = drawn_whitening(power)
 
     def one_part(part: Tensor) -> Tensor:
-        bent = torch.tanh(whitening(part))
-        return bent * bent.square().mean(dim=(1, 2, 3), keepdim=True).clamp(min=1e-12).rsqrt()
+        found = torch.tanh(whitening(part)) if bent else whitening(part)
+        return found * found.square().mean(dim=(1, 2, 3), keepdim=True).clamp(min=1e-12).rsqrt()
 
     return torch.cat([one_part(part) for part in coefficients.split(batch_size)])
 
