@@ -7,7 +7,6 @@ python benchmarks/noise.py --device cuda    the kernels: keystream and integers 
 """
 
 import argparse
-import gc
 import itertools
 import json
 import platform
@@ -15,7 +14,7 @@ import statistics
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 import torch
@@ -23,13 +22,9 @@ import torch
 from hush.chacha20 import fill_keystream
 from hush.discrete import _release, add_discrete_noise, grid_deviations
 from hush.gradients.bounded import BoundedSum, Group
-from hush.gradients.clip import FlatClip
 from hush.integers import OnGrid, discrete_gaussian, rounded_gaussian
-from hush.lots import PoissonLots
 from hush.noise import add_noise
 from hush.normals import RUN, Normals, fill_normals
-from hush.plan import Plan
-from hush.private import Private
 from hush.streams import Key
 
 SUBKEY = bytes(range(32))
@@ -228,83 +223,13 @@ def gpu_rows(sizes: list[int], repeats: int) -> dict[str, float]:
     }  # fmt: skip
 
 
-class FrameworkRelease:
-    """What `hush.kernels.gaussian.Release` does, with torch's own generator in the fewest launches."""
-
-    launches = 0
-
-    def __init__(
-        self, parts: list[tuple[torch.Tensor, float, torch.Tensor]], *, scale: float, subkey: bytes, step: int
-    ) -> None:
-        self._totals = [part[0] for part in parts]
-        self._scale, self._deviation = scale, parts[0][1] * scale
-        self._numbers = torch.empty(sum(total.numel() for total in self._totals), device="cuda")
-        shares = self._numbers.split([total.numel() for total in self._totals])
-        self._shares = [share.view(total.shape) for share, total in zip(shares, self._totals, strict=True)]
-
-    def launch(self) -> None:
-        FrameworkRelease.launches += 1
-        self._numbers.normal_(std=self._deviation)
-        torch._foreach_mul_(self._totals, self._scale)
-        torch._foreach_add_(self._totals, self._shares)
-
-    def at(self, step: int, deviations: list[float]) -> None:
-        """The generator keeps count itself."""
-
-    def next_step(self) -> None:
-        """The generator keeps count itself."""
-
-
-def captured_step(name: str, noise: Literal["gaussian", "discrete"]) -> Callable[[], None]:
-    """One private step of a case, captured: lot, forward, backward, clipping, noise, update."""
-    from cases import cases
-    from forms import prepare
-
-    case = cases("cuda")[name]
-    model, x, y, optimizer = prepare(case, "cuda")
-    plan = Plan(lots=PoissonLots(len(x), len(x)), steps=10**6, clip=FlatClip(1.0), noise_multiplier=1.0)
-    private = Private(model, plan, selfcheck=False, noise=noise)
-    lots, run = private.lots(), private.capture(lambda x, y: case.forward(model, x, y))
-
-    def step() -> None:
-        for _ in next(lots).batches(len(x), pad=True):
-            run(x, y)
-        private.step(optimizer)
-
-    return step
-
-
-def step_rows(name: str, rounds: int) -> dict[str, float]:
-    """Milliseconds of one captured private step, with the secure stream and with torch's generator, in turns."""
-    from measure import interleaved
-
-    from hush import update
-    from hush.kernels import gaussian
-
-    gc.collect()  # graphs of the case before must not be destroyed while a new one is recorded
-    secure = gaussian.Release
-    update._WHOLE_BELOW = 0  # the release in a graph of its own, where torch's can take its place
-    steps = {}
-    for label, release in (("framework", FrameworkRelease), ("secure", secure), ("float-safe", secure)):
-        gaussian.Release = release  # type: ignore[assignment,misc]
-        steps[label] = captured_step(name, "discrete" if label == "float-safe" else "gaussian")
-        for _ in range(6):  # the update is captured by then
-            steps[label]()
-    # Once in the first step, which is not captured, and once in the capture.
-    assert FrameworkRelease.launches == 2, "the step with torch's generator was not captured"
-    FrameworkRelease.launches = 0
-    gaussian.Release = secure  # type: ignore[misc]
-    taken = interleaved(steps, base="framework", rounds=rounds, device="cuda", slot=0.1)
-    ratios = {f"{label} / framework": taken.timings[label].ratio for label in ("secure", "float-safe")}
-    return {label: timing.milliseconds for label, timing in taken.timings.items()} | ratios
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--device", choices=["cpu", "cuda"], default="cpu")
     parser.add_argument("--repeats", type=int, default=25)
     parts = ["checks", "release", "steps"]
     parser.add_argument("--only", choices=parts, nargs="+", default=parts, help="what is done on a GPU")
+    parser.add_argument("--limit", type=float, default=120.0, help="seconds for all steps together")
     parser.add_argument("--json", type=Path, help="write the results to this file")
     options = parser.parse_args()
     on_gpu = options.device == "cuda"
@@ -323,12 +248,21 @@ def main() -> None:
         print(f"\n{model}: {sum(sizes):,} numbers in {len(sizes)} tensors")
         for name, value in rows.items():
             print(f"  {name:36s}{1e3 * value:10.3f} ms")
-    for case in ("cnn24", "wrn16-4", "gpt2-512") if on_gpu and "steps" in wanted else ():
-        row = result.setdefault("steps", {})[case] = step_rows(case, options.repeats)
-        print(f"{case}: a captured step takes {row['framework']:.3f} ms with torch.randn")
-        for label in ("secure", "float-safe"):
-            print(f"  {label:12s}{row[label]:8.3f} ms, {100 * (row[f'{label} / framework'] - 1):+.1f} %")
+    if on_gpu and "steps" in wanted:
+        from noise_steps import step_rows
+
+        result["steps"] = step_rows(options.repeats, options.limit)
+        for case, row in result["steps"].items():
+            if "failed" in row:
+                print(f"{case}: not measured, {row['failed']}")
+                continue
+            print(f"{case}: a step, compiled and captured, takes {row['framework']:.3f} ms with torch.randn")
+            for label in ("secure", "float-safe"):
+                low, high = (100 * (value - 1) for value in row[f"{label} / framework, range"])
+                more = 100 * (row[f"{label} / framework"] - 1)
+                print(f"  {label:12s}{row[label]:8.3f} ms, {more:+.1f} % ({low:+.1f} to {high:+.1f})")
     if options.json:
+        options.json.parent.mkdir(parents=True, exist_ok=True)
         options.json.write_text(json.dumps(result, indent=1) + "\n")
 
 

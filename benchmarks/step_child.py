@@ -9,6 +9,7 @@ from collections.abc import Callable
 from dataclasses import asdict
 
 from cases import Case, cases
+from crew import end_with_parent
 from exactness import exactness
 from forms import PEERS, SELDOM, Step, Unavailable, captured, forms
 from measure import Rounds, interleaved, reserved_mib, settled_mib
@@ -34,6 +35,7 @@ class Report:
 
 
 def one_phase(options: argparse.Namespace) -> None:
+    end_with_parent()
     case, report = cases("cuda")[options.case[0]], Report(options)
     {"exact": compare, "time": measure, "way": alone}[options.phase](case, options, report)
 

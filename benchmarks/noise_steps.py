@@ -1,0 +1,140 @@
+"""Whole training steps, compiled and captured: noise from the secure stream beside the framework's generator.
+
+A process for each case builds the steps; when all are built, one after another times its own in turns, the others
+stopped meanwhile. The three steps of a case share model and compiled region and differ in the release alone.
+"""
+
+import json
+import os
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Literal
+
+import torch
+from cases import cases
+from crew import Child, Crew, Job, end_with_parent
+from forms import prepare
+from measure import interleaved
+
+from hush import capture, update
+from hush.gradients.clip import FlatClip
+from hush.kernels import gaussian
+from hush.lots import PoissonLots
+from hush.plan import Plan
+from hush.private import Private
+
+CASES = ("cnn24", "wrn16-4", "gpt2-512")
+
+
+class FrameworkRelease:
+    """What `hush.kernels.gaussian.Release` does, with torch's own generator in the fewest launches."""
+
+    launches = 0
+
+    def __init__(
+        self, parts: list[tuple[torch.Tensor, float, torch.Tensor]], *, scale: float, subkey: bytes, step: int
+    ) -> None:
+        self._totals = [part[0] for part in parts]
+        self._scale, self._deviation = scale, parts[0][1] * scale
+        self._numbers = torch.empty(sum(total.numel() for total in self._totals), device="cuda")
+        shares = self._numbers.split([total.numel() for total in self._totals])
+        self._shares = [share.view(total.shape) for share, total in zip(shares, self._totals, strict=True)]
+
+    def launch(self) -> None:
+        FrameworkRelease.launches += 1
+        self._numbers.normal_(std=self._deviation)
+        torch._foreach_mul_(self._totals, self._scale)
+        torch._foreach_add_(self._totals, self._shares)
+
+    def at(self, step: int, deviations: list[float]) -> None:
+        """The generator keeps count itself."""
+
+    def next_step(self) -> None:
+        """The generator keeps count itself."""
+
+
+def built(name: str) -> dict[str, Callable[[], None]]:
+    """One private step of a case for each kind of noise: lot, forward, backward, clipping, noise, update."""
+    secure, compiled, region = gaussian.Release, capture.compiled, []
+
+    def once(function: Callable, inputs: list[torch.Tensor]) -> Callable:
+        region.extend([] if region else [compiled(function, inputs)])
+        return region[0]
+
+    case = cases("cuda")[name]
+    model, x, y, optimizer = prepare(case, "cuda")
+
+    def step_with(noise: Literal["gaussian", "discrete"]) -> Callable[[], None]:
+        plan = Plan(lots=PoissonLots(len(x), len(x)), steps=10**6, clip=FlatClip(1.0), noise_multiplier=1.0)
+        private = Private(model, plan, selfcheck=False, noise=noise)
+        lots, run = private.lots(), private.capture(lambda x, y: case.forward(model, x, y), compile=True)
+
+        def step() -> None:
+            for _ in next(lots).batches(len(x), pad=True):
+                run(x, y)
+            private.step(optimizer)
+
+        return step
+
+    steps = {}
+    update._WHOLE_BELOW = 0  # the release in a graph of its own, where torch's can take its place
+    capture.compiled = once
+    for label, release in (("framework", FrameworkRelease), ("secure", secure), ("float-safe", secure)):
+        gaussian.Release = release  # type: ignore[assignment,misc]
+        steps[label] = step_with("discrete" if label == "float-safe" else "gaussian")
+        for _ in range(6):  # the update is captured by then
+            steps[label]()
+    # Once in the first step, which is not captured, and once in the capture.
+    assert FrameworkRelease.launches == 2, "the step with torch's generator was not captured"
+    return steps
+
+
+def one_case(name: str, rounds: int, file: Path) -> None:
+    """Build, wait to be told, time in turns."""
+
+    def save(found: dict) -> None:
+        whole = file.with_suffix(".whole")
+        whole.write_text(json.dumps(found))
+        whole.replace(file)
+
+    end_with_parent()
+    steps = built(name)
+    save({"stages": ["ready"]})
+    for _ in sys.stdin:
+        taken = interleaved(steps, base="framework", rounds=rounds, device="cuda", slot=0.06)
+        row = {label: timing.milliseconds for label, timing in taken.timings.items()}
+        for label in ("secure", "float-safe"):
+            timing = taken.timings[label]
+            row[f"{label} / framework"] = timing.ratio
+            row[f"{label} / framework, range"] = [timing.low, timing.high]
+        save({"stages": ["ready", "timed"], "row": row})
+
+
+def step_rows(rounds: int, limit: float) -> dict[str, dict]:
+    """Milliseconds of one step for each case and kind of noise, and ratios to torch's generator."""
+    end = time.monotonic() + limit
+    with tempfile.TemporaryDirectory() as folder:
+
+        def start(job: Job) -> Child:
+            file = Path(folder, f"{job.case}.json")
+            command = [sys.executable, __file__, job.case, str(rounds), str(file)]
+            return Child(command, file, os.environ | {"OMP_NUM_THREADS": "1"}, listens=True)
+
+        jobs = [Job(name, "noise", gib=20.0, listens=True) for name in CASES]
+        with Crew(start, most=len(jobs), gib=100.0) as crew:
+            crew.add(jobs)
+            crew.wait(end, lambda: all(crew.at(job, "ready") for job in jobs))
+            for job in jobs:
+                with crew.alone(job) as child:
+                    child.tell("time")
+                    while not child.at("timed") and time.monotonic() < end:
+                        time.sleep(0.05)
+            found = {job.case: known.get("row") or {"failed": trouble} for job, known, trouble in crew.found()}
+    return found
+
+
+if __name__ == "__main__":
+    one_case(sys.argv[1], int(sys.argv[2]), Path(sys.argv[3]))
