@@ -18,7 +18,7 @@ from typing import Any
 
 import torch
 from common import ROOT, Options, read, save, write
-from training import Readings, in_groups
+from training import Readings, as_they_end
 
 PARTS = (
     "fig1_accountants",
@@ -99,13 +99,12 @@ def together(parts: list[str], options: Options) -> Iterator[tuple[str, dict[str
     print(f"planned in {time.time() - started:.1f} s, to run at the same time: {', '.join(plans)}", flush=True)
     owners = [part for part, plan in plans.items() for _ in plan.jobs]
     found: dict[int, Readings] = {}
-    for group in in_groups([job for plan in plans.values() for job in plan.jobs]):
-        found |= dict(group)
-        for part in sorted({owners[number] for number, _ in group}):
-            own = [number for number, owner in enumerate(owners) if owner == part]
-            if all(number in found for number in own):
-                seconds = round(time.time() - started, 1)
-                yield part, plans[part].result([found[n] for n in own]) | {"seconds": seconds, "beside": [*plans]}
+    for number, readings in as_they_end([job for plan in plans.values() for job in plan.jobs]):
+        found[number] = readings
+        own = [n for n, owner in enumerate(owners) if owner == owners[number]]
+        if all(n in found for n in own):
+            part, seconds = owners[number], round(time.time() - started, 1)
+            yield part, plans[part].result([found[n] for n in own]) | {"seconds": seconds, "beside": [*plans]}
 
 
 def draw(parts: list[str], options: Options) -> None:

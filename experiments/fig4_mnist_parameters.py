@@ -4,6 +4,7 @@ Reference: 60 PCA dimensions, 1,000 hidden units, lots of 600, C = 4 for each la
 over 10 epochs, sigma 4 and 7 for PCA. One training a point; its accuracy is read at the length of each counting.
 """
 
+import math
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -84,7 +85,7 @@ def plan(options: Options) -> Plan:
     lengths = [{c: 3 + (c == VALID) for c in COUNTINGS} if options.quick else p.lengths() for p in chosen]
     shapes: dict[tuple[int, ...], list[int]] = {}
     for i, p in enumerate(chosen):  # of the same shape and about the same length
-        length = max(lengths[i].values()).bit_length()
+        length = int(2 * math.log2(max(1, *lengths[i].values())))
         shapes.setdefault((p.dimensions, p.hidden, p.lot_size, length), []).append(i)
     jobs = []
     for number, members in enumerate(shapes.values()):

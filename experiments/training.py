@@ -99,6 +99,8 @@ class Course:
     def result(self) -> Readings:
         """All readings, on the host."""
         program = self.program
+        if self.stream is not None:
+            self.stream.synchronize()
         if program.overfull.any():
             raise RuntimeError(f"a lot of expected size {program.lot} did not fit into {program.width} places")
         return {step: {name: v.tolist() for name, v in reading.items()} for step, reading in self.readings.items()}
@@ -109,37 +111,31 @@ def train_together(jobs: list[Job]) -> list[Readings]:
 
     A run that has ended keeps its last model, so the entry of the longest run's end holds every run's last model.
     """
-    found = dict(pair for group in in_groups(jobs) for pair in group)
+    found = dict(as_they_end(jobs))
     return [found[i] for i in range(len(jobs))]
 
 
-def in_groups(jobs: list[Job]) -> Iterator[list[tuple[int, Readings]]]:
-    """The longest jobs first, AT_ONCE at a time; of every group the jobs' numbers and what was read."""
-    order = sorted(range(len(jobs)), key=lambda i: -max(run.steps for run in jobs[i].runs))
-    for first in range(0, len(order), AT_ONCE):
-        chosen, started = order[first : first + AT_ONCE], time.time()
-        found = _at_the_same_time([jobs[i] for i in chosen])
-        runs, steps = sum(len(jobs[i].runs) for i in chosen), max(run.steps for run in jobs[chosen[0]].runs)
-        print(f"  {runs} runs in {len(chosen)} programs, {steps} steps: {time.time() - started:.1f} s", flush=True)
-        yield list(zip(chosen, found, strict=True))
-
-
-def _at_the_same_time(jobs: list[Job]) -> list[Readings]:
-    cuda = any(job.data.train_x.is_cuda for job in jobs)
+def as_they_end(jobs: list[Job]) -> Iterator[tuple[int, Readings]]:
+    """The number of each job and what was read of it, when it has ended; the longest begin, AT_ONCE at a time."""
+    started, cuda = time.time(), any(job.data.train_x.is_cuda for job in jobs)
     if cuda:
         torch.cuda.empty_cache()  # the memory of earlier programs' graphs
         torch.set_float32_matmul_precision("high")  # TF32: its rounding is far below the noise
-    started = time.time()
-    courses = [Course(job) for job in jobs]
+    waiting = sorted(range(len(jobs)), key=lambda i: -max(run.steps for run in jobs[i].runs))
+    courses = {i: Course(jobs[i]) for i in waiting}
     if cuda:
         torch.cuda.synchronize()
-        print(f"  {len(jobs)} programs made ready in {time.time() - started:.1f} s", flush=True)
-    left = courses
-    while left:
-        left = [course for course in left if course.turn()]
-    if cuda:
-        torch.cuda.synchronize()
-    return [course.result() for course in courses]
+        print(f"  {len(jobs)} programs made ready: {time.time() - started:.1f} s", flush=True)
+    active: list[int] = []
+    while waiting or active:
+        while waiting and len(active) < AT_ONCE:
+            active.append(waiting.pop(0))
+        for i in [i for i in active if not courses[i].turn()]:
+            active.remove(i)
+            course = courses.pop(i)
+            yield i, course.result()
+            told = f"{len(course.job.runs)} runs of {course.job.runs[0].shape}, {course.end} steps"
+            print(f"  {told}: at {time.time() - started:.1f} s", flush=True)
 
 
 def train_all(runs: list[Run], data: Data, *, seed: int, most: int = 64) -> list[float]:
