@@ -6,25 +6,16 @@ from torch import Tensor, nn
 
 pytest.importorskip("triton")
 
+from kernel_inputs import DEVICE, HALF, halves, per_example
+
 from hush.gradients import FlatClip, clipped_sum, linear
 from hush.gradients.cuda_rows import FusedRows
 from hush.gradients.site import Stored, Weights
-from hush.kernels import rows
+from hush.kernels import rows, stored
 from hush.kernels.grams import row_norms
 
-DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
-HALF = torch.float16  # the interpreter multiplies no bfloat16
 SHAPES = [(3, 40, 136, 208), (5, 70, 128, 304), (1, 33, 144, 128), (9, 30, 128, 128), (2, 64, 272, 136)]
 """Batch, rows, inputs, outputs: tiles that are cut into pieces and tiles that are not, rows that fill no block."""
-
-
-def halves(*shape: int) -> Tensor:
-    return torch.randn(*shape, device=DEVICE).to(HALF)
-
-
-def per_example(inputs: Tensor, gradients: Tensor) -> Tensor:
-    """[batch, j, i] in float64."""
-    return torch.stack([g.double().t() @ x.double() for x, g in zip(inputs, gradients, strict=True)])
 
 
 @pytest.mark.parametrize("shape", SHAPES)
@@ -146,14 +137,16 @@ def test_clipped_sums_with_the_kernels_equal_those_without(by_pairs: bool, monke
         assert sum(float(t.double().square().sum()) for t in alone.values()) <= 0.01**2
 
 
-def test_large_stored_gradients_are_summed_by_the_kernel(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("programs", [stored._PROGRAMS, 0], ids=["short pieces", "long pieces"])
+def test_large_stored_gradients_are_summed_by_the_kernel(programs: int, monkeypatch: pytest.MonkeyPatch) -> None:
     torch.manual_seed(0)
-    stored = Stored(torch.randn(4, 30, 20, device=DEVICE))
-    assert not stored._in_one_pass, "small ones are not worth a launch"
+    monkeypatch.setattr(stored, "_PROGRAMS", programs)
+    part = Stored(torch.randn(4, 30, 20, device=DEVICE))
+    assert not part._in_one_pass, "small ones are not worth a launch"
     silent = torch.tensor([False, True, False, False], device=DEVICE)
     weights = Weights(torch.rand(4, device=DEVICE) * ~silent, silent)
-    want = stored.weighted_sum(weights)
+    want = part.weighted_sum(weights)
     monkeypatch.setattr(Stored, "_in_one_pass", True)
-    torch.testing.assert_close(stored.weighted_sum(weights), want, rtol=1e-6, atol=1e-6)
-    stored.values[1, 3] = float("nan")
-    torch.testing.assert_close(stored.weighted_sum(weights), want, rtol=1e-6, atol=1e-6)
+    torch.testing.assert_close(part.weighted_sum(weights), want, rtol=1e-6, atol=1e-6)
+    part.values[1, 3] = float("nan")
+    torch.testing.assert_close(part.weighted_sum(weights), want, rtol=1e-6, atol=1e-6)

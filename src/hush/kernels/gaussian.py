@@ -59,18 +59,20 @@ def _write(  # type: ignore[no-untyped-def]
     numbers, first, end, segment, borders, tensors, scale, Total: tl.constexpr, Out: tl.constexpr
 ):
     """Release the elements first, first + 1, ... below `end`, which may lie in several tensors."""
-    place = first + tl.arange(0, numbers.shape[0])
+    at = tl.arange(0, numbers.shape[0])
     addresses = borders + tensors + 1
     start = tl.load(borders + segment)
     while start < end:
         after = tl.load(borders + segment + 1)
-        inside = (place >= start) & (place < tl.minimum(after, end))
-        total = tl.load(addresses + segment).to(tl.pointer_type(Total))
-        out = tl.load(addresses + tensors + segment).to(tl.pointer_type(Out))
+        # Places from `first` on fit into 32 bits, and what is the same for all of them is computed once.
+        low, high = tl.maximum(start - first, 0).to(tl.int32), (tl.minimum(after, end) - first).to(tl.int32)
+        inside = (at >= low) & (at < high)
+        total = tl.load(addresses + segment).to(tl.pointer_type(Total)) + (first - start)
+        out = tl.load(addresses + tensors + segment).to(tl.pointer_type(Out)) + (first - start)
         deviation = tl.load(addresses + 2 * tensors + segment).to(tl.float64, bitcast=True).to(tl.float32)
-        value = tl.load(total + (place - start), mask=inside, other=0.0)
+        value = tl.load(total + at, mask=inside, other=0.0)
         value = (value + deviation * numbers) * scale
-        tl.store(out + (place - start), value.to(Out), mask=inside)
+        tl.store(out + at, value.to(Out), mask=inside)
         segment += 1
         start = after
 

@@ -41,13 +41,22 @@ def block_of(batch: int, columns: int, longest: int) -> int:
     return -(-batch // parts)
 
 
+def _tile(block: int, columns: int) -> tuple[int, int]:
+    """The columns of a program and the examples that it reads at once: few examples are read in long pieces."""
+    if block > _ROWS // 2 or columns < _PROGRAMS * 4 * _COLUMNS:
+        return _COLUMNS, _ROWS
+    rows = triton.next_power_of_2(block)
+    return min(2048, 2 * _ROWS * _COLUMNS // rows), rows
+
+
 @torch.library.custom_op("hush::stored_sums", mutates_args=())
 def _stored_sums(values: Tensor, factors: Tensor, block: int) -> Tensor:
     values = values.contiguous()
     batch, columns = values.shape
     sums = values.new_empty(-(-batch // block), columns)
-    _weighted[(triton.cdiv(columns, _COLUMNS), len(sums))](
-        values, factors, sums, batch, block, columns, BN=_COLUMNS, BR=_ROWS, num_warps=4
+    across, down = _tile(block, columns)
+    _weighted[(triton.cdiv(columns, across), len(sums))](
+        values, factors, sums, batch, block, columns, BN=across, BR=down, num_warps=4
     )
     return sums
 
