@@ -36,9 +36,11 @@ class Run:
         self.optimizer = optimizers()[kind](self.model.parameters())
         settings = {"lots": PoissonLots(N, 20), "clip": FlatClip(1.0), "noise_multiplier": 1.0} | changes
         noise, seed = settings.pop("noise", "gaussian"), settings.pop("seed", 3)
+        self.in_place = settings.pop("in_place", False)
         self.private = Private(self.model, Plan(steps=steps, **settings), seed=seed, noise=noise)
         self.captured, self.size = captured, size
-        self.run = self.private.capture(self.losses)
+        self.run = self.private.capture(self.losses, in_place=self.in_place)
+        self.fixed = torch.empty_like(self.x[:1].expand(size, -1)), torch.empty_like(self.y[:1].expand(size))
         self.gradients: list[Tensor] = []
 
     def losses(self, x: Tensor, y: Tensor) -> Tensor:
@@ -47,6 +49,9 @@ class Run:
     def batches(self, lot: Any) -> None:
         for index, mask in lot.batches(self.size, pad=True):
             rows = self.x[index.to(DEVICE)], self.y[index.to(DEVICE)]
+            if self.in_place:
+                torch._foreach_copy_(self.fixed, rows)
+                rows = self.fixed
             if self.captured:
                 self.run(*rows, mask=mask)
             else:

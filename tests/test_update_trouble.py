@@ -155,6 +155,34 @@ def test_a_mask_that_the_user_wrote_into_counts_and_padding_never_does(studio: S
                 torch.testing.assert_close(one, other, rtol=1e-5, atol=1e-6)
 
 
+def test_the_order_of_named_parts_is_seen(studio: Studio | None) -> None:
+    torch.manual_seed(0)
+    model = nn.Linear(6, 1).to(DEVICE)
+    plan = Plan(lots=PoissonLots(N, N), steps=6, clip=FlatClip(1.0), noise_multiplier=1e-3)
+    parts = {"up": torch.randn(N, 6, device=DEVICE), "down": torch.randn(N, 6, device=DEVICE)}
+
+    def gradients(captured: bool) -> list[Tensor]:
+        def losses_of(batch: dict[str, Tensor]) -> Tensor:
+            return (2 * model(batch["up"]) - model(batch["down"])).square().squeeze(1)
+
+        private, found = Private(model, plan, seed=0, selfcheck=False), []
+        run, optimizer = private.capture(losses_of), torch.optim.SGD(model.parameters(), lr=0.0)
+        for lot in private.lots():
+            names = ("up", "down") if lot.step % 2 else ("down", "up")
+            batch = {name: parts[name] for name in names}
+            for _, mask in lot.batches(N, pad=True):
+                if captured:
+                    run(batch, mask=mask)
+                else:
+                    private.backward(losses_of(batch), mask)
+            private.step(optimizer)
+            found += [p.grad.clone() for p in model.parameters() if p.grad is not None]
+        return found
+
+    for one, other in zip(gradients(True), gradients(False), strict=True):
+        torch.testing.assert_close(one, other)
+
+
 def test_a_batch_can_be_computed_before_its_step(studio: Studio | None) -> None:
     run = Run(captured=True)
     for lot in run.private.lots():

@@ -57,7 +57,8 @@ class LotSum:
 
     def keep(self) -> None:
         """Compute what was put off and copy what is borrowed, before its owner overwrites it."""
-        self._compute()
+        if self._later is not None:
+            self._compute()
         if self._borrowed and self._tensors is not None:
             self._tensors = {name: tensor.clone() for name, tensor in self._tensors.items()}
         self._borrowed = False

@@ -29,26 +29,27 @@ _version = attrgetter("_version")
 
 @dataclass
 class CapturedSum:
-    """A captured region: buffers for a batch and its mask, and the sums that a replay writes."""
+    """A captured region: where it reads a batch and its mask, and the sums that a replay writes."""
 
     recording: graphs.Recording
+    parameters: list[nn.Parameter]
     inputs: list[Tensor]
     function: Callable[[list[Tensor]], list[Tensor]]
     total: BoundedSum
     words: list[Tensor] | None
-    """The buffers of the batch, seen as 32-bit words."""
+    """The buffers of the batch, seen as 32-bit words where that is possible."""
     filled: int | None = None
     """The rows that count by the mask in the buffer, where it is known."""
 
 
 class Placed:
-    """A batch that lies in the buffers of a captured region and is not computed yet; `state` is the parameters'."""
+    """A batch that lies where a captured region reads it and is not computed yet; `watched` must not change before."""
 
-    def __init__(self, region: CapturedSum, parameters: Sequence[nn.Parameter], state: list[int]) -> None:
+    def __init__(self, region: CapturedSum, watched: list[Tensor], state: list[int]) -> None:
         self.region = region
         self.total = region.total
         """Where the sum will be; its bounds are known already."""
-        self.parameters = parameters
+        self._watched = watched
         self._before = state
 
     def compute(self) -> None:
@@ -56,29 +57,40 @@ class Placed:
         self.must_be_fresh()
         self.region.recording.replay()
 
-    def accept_parameters(self) -> None:
+    def accept_changes(self) -> None:
         """The sum is to be computed for the parameters as they are now."""
-        self._before = _state(self.parameters)
+        self._before = _state(self._watched)
 
     def must_be_fresh(self) -> None:
-        """Refuse parameters that are not those for which the batch was handed over."""
-        if _state(self.parameters) != self._before:
+        """Refuse parameters, and a batch read in place, that are not those that were handed over."""
+        if _state(self._watched) != self._before:
             raise RuntimeError(
-                "parameters were changed between the batch and private.step(optimizer), which computes a captured "
-                "batch; change them after the step, or call private.restart() to begin the lot again"
+                "parameters, or the tensors of a batch read in place, were changed between the batch and "
+                "private.step(optimizer), which computes a captured batch; change them after the step, or call "
+                "private.restart() to begin the lot again"
             )
 
 
 class Region:
-    """The clipped sum of a batch as a function of the batch; `losses_of(*batch)` gives one loss per row and copy."""
+    """The clipped sum of a batch as a function of the batch; `losses_of(*batch)` gives one loss per row and copy.
+
+    With `in_place` a captured batch is read where it lies, not copied.
+    """
 
     def __init__(
-        self, losses_of: Callable[..., Tensor], *, copies: int = 1, allow_unused: bool = False, compile: bool = False
+        self,
+        losses_of: Callable[..., Tensor],
+        *,
+        copies: int = 1,
+        allow_unused: bool = False,
+        compile: bool = False,
+        in_place: bool = False,
     ) -> None:
         self._losses_of = losses_of
         self._copies = copies
         self._allow_unused = allow_unused
         self._compile = compile
+        self._in_place = in_place
         self._captured: list[tuple[list[object], CapturedSum]] = []
         self._last_clip: Clip | None = None
 
@@ -101,7 +113,7 @@ class Region:
         handed: Handed,
         state: Sequence[object],
     ) -> tuple[Placed | None, bool]:
-        """Copy the batch into the buffers of its captured region; and whether no code of the model ran for that.
+        """Put the batch where its captured region reads it; and whether no code of the model ran for that.
 
         None where the batch must be run: it is not padded, not on a GPU, asks for gradients of its own, or its clipping
         bound moves from lot to lot.
@@ -114,27 +126,43 @@ class Region:
             leaves, structure = leaves_of(batch), repr(map_leaves(type, batch))
             if not all(isinstance(leaf, Tensor) for leaf in leaves):
                 return None, False
-        owned = list(parameters.values())
         traits = [trait for leaf in leaves for trait in (leaf.shape, leaf.dtype, leaf.device, leaf.requires_grad)]
-        now = _state(owned)
-        key = [structure, clip, handed.size, *state, *traits, *now[: len(owned)]]
+        watched: list[Tensor] = list(parameters.values())
+        if self._in_place:
+            traits += map(Tensor.stride, leaves)
+            watched += leaves
+        now = _state(watched)
+        key = [structure, clip, handed.size, *state, *traits, *now[: len(watched)]]
         last_clip, self._last_clip = self._last_clip, clip
         for known, region in self._captured:
             if known == key:
-                _fill(region, leaves, handed)
-                return Placed(region, owned, now), True
+                self._fill(region, leaves, handed)
+                return Placed(region, watched, now), True
         steady = last_clip is None or clip == last_clip
         if not steady or isinstance(clip, QuantileClip) or not graphs.possible(leaves):
             return None, False
         if any(leaf.requires_grad for leaf in leaves):
             return None, False
-        del self._captured[: 1 - _KEPT]
+        self._make_room(leaves)
+        before = _state(leaves)
         gpu = [leaves[0].device] if leaves[0].is_cuda else []
         with torch.random.fork_rng(devices=gpu):  # a resumed run captures anew, and must draw what it would have
             region = self._capture(parameters, clip, batch, handed)
+        if self._in_place and _state(leaves) != before:
+            raise RuntimeError("the forward pass writes into its batch, which then cannot be in_place: leave that out")
         self._captured.append((key, region))
-        _fill(region, leaves, handed)
-        return Placed(region, owned, _state(owned)), False
+        self._fill(region, leaves, handed)
+        return Placed(region, watched, _state(watched)), False
+
+    def _make_room(self, leaves: list[Tensor]) -> None:
+        """Let go of the oldest capture; refuse batches in place that never lie where one lay before."""
+        places = {tuple(map(Tensor.data_ptr, region.inputs[:-1])) for _, region in self._captured}
+        if self._in_place and len(places) == _KEPT and tuple(map(Tensor.data_ptr, leaves)) not in places:
+            raise ValueError(
+                f"expected in_place batches in the same memory each time, in {_KEPT} places at most, got another one: "
+                "copy each batch into the same tensors, or leave in_place out"
+            )
+        del self._captured[: 1 - _KEPT]
 
     def _sum(
         self,
@@ -158,7 +186,7 @@ class Region:
         leaves = leaves_of(batch)
         mask = rows_that_count(handed, leaves[0].device)
         assert mask is not None
-        inputs = [leaf.clone() for leaf in (*leaves, mask)]
+        inputs = [leaf.detach() if self._in_place else leaf.clone() for leaf in leaves] + [mask.clone()]
 
         def whole(tensors: list[Tensor]) -> BoundedSum:
             places = iter(tensors)
@@ -173,22 +201,23 @@ class Region:
         graphs.warm_up(lambda: function(inputs), 1)
         recording, tensors = graphs.record(lambda: function(inputs))
         total = BoundedSum(dict(zip(parameters, tensors, strict=True)), groups)
-        return CapturedSum(recording, inputs, function, total, _words(inputs[:-1]))
+        return CapturedSum(recording, list(parameters.values()), inputs, function, total, _words(inputs[:-1]))
 
-
-def _fill(region: CapturedSum, leaves: list[Tensor], handed: Handed) -> None:
-    if not handed.untouched or region.filled != handed.filled:
-        region.filled = None  # unknown if anything below fails
-        mask = rows_that_count(handed, region.inputs[-1].device)
-        assert mask is not None
-        region.inputs[-1].copy_(mask)
-        region.filled = handed.filled if handed.untouched else None
-    # One kernel for all, whatever their dtypes, where they can be seen as the same kind of words.
-    words = None if region.words is None else _words(leaves)
-    if region.words is None or words is None:
-        torch._foreach_copy_(region.inputs[:-1], leaves)
-    else:
-        torch._foreach_copy_(region.words, words)
+    def _fill(self, region: CapturedSum, leaves: list[Tensor], handed: Handed) -> None:
+        if region.filled != handed.filled or not handed.untouched:
+            region.filled = None  # unknown if anything below fails
+            mask = rows_that_count(handed, region.inputs[-1].device)
+            assert mask is not None
+            region.inputs[-1].copy_(mask)
+            region.filled = handed.filled if handed.untouched else None
+        if self._in_place:
+            return
+        # One kernel for all, whatever their dtypes, where they can be seen as the same kind of words.
+        words = None if region.words is None else _words(leaves)
+        if region.words is None or words is None:
+            torch._foreach_copy_(region.inputs[:-1], leaves)
+        else:
+            torch._foreach_copy_(region.words, words)
 
 
 def _words(tensors: list[Tensor]) -> list[Tensor] | None:
@@ -199,6 +228,6 @@ def _words(tensors: list[Tensor]) -> list[Tensor] | None:
         return None
 
 
-def _state(parameters: Sequence[nn.Parameter]) -> list[int]:
-    """Where the parameters lie, and then how often each was changed."""
-    return [*map(Tensor.data_ptr, parameters), *map(_version, parameters)]
+def _state(tensors: Sequence[Tensor]) -> list[int]:
+    """Where the tensors lie, and then how often each was changed."""
+    return [*map(Tensor.data_ptr, tensors), *map(_version, tensors)]

@@ -102,7 +102,7 @@ class Guard:
 
     def state(self) -> tuple[int, ...]:
         """Other numbers whenever a lot began with other modules, modes, hooks, parameters or buffers than before."""
-        return self._changes, *[buffer.data_ptr() for buffer in self._all_buffers]
+        return self._changes, *map(Tensor.data_ptr, self._all_buffers)
 
     def at_backward(self, losses: Tensor, rows: int, copies: int) -> None:
         """Refuse losses that are not one per example, and a forward pass that wrote into buffers."""

@@ -148,7 +148,9 @@ class Private:
         self._open_lot("abandon")
         self._close_lot()
 
-    def capture(self, losses_of: Callable[..., Tensor], *, copies: int = 1, compile: bool = False) -> "Captured":
+    def capture(
+        self, losses_of: Callable[..., Tensor], *, copies: int = 1, compile: bool = False, in_place: bool = False
+    ) -> "Captured":
         """The forward pass as a function of a batch, so that it runs with backward as one region.
 
         `run = private.capture(losses_of)` is called in the loop as `run(*batch, mask=mask)` in place of computing the
@@ -157,8 +159,12 @@ class Private:
         half precision in other places. The only batch of a lot is computed in `step`, for a small model in one launch
         with the update; parameters that change in between are refused. The first call checks `losses_of` as
         `hush.check` does, unless the run has selfcheck=False.
+
+        With `in_place` captured batches are read where they lie, by the work that `step` queues, and not copied: for
+        loops that write each batch into the same tensors. They must not be written between the call and `step`; what
+        PyTorch notes of that is refused.
         """
-        return Captured(self, losses_of, copies, compile)
+        return Captured(self, losses_of, copies=copies, compile=compile, in_place=in_place)
 
     # What was spent, and where the run stands ------------------------------------------------------------------------
 
@@ -249,12 +255,14 @@ class Private:
 class Captured:
     """The forward pass of a run as one region with backward; made by `Private.capture`."""
 
-    def __init__(self, private: Private, losses_of: Callable[..., Tensor], copies: int, compile: bool) -> None:
+    def __init__(
+        self, private: Private, losses_of: Callable[..., Tensor], *, copies: int, compile: bool, in_place: bool
+    ) -> None:
         self._private = private
         self._losses_of = losses_of
         self._copies = copies
         unused = not private._selfcheck
-        self._region = Region(losses_of, copies=copies, allow_unused=unused, compile=compile)
+        self._region = Region(losses_of, copies=copies, allow_unused=unused, compile=compile, in_place=in_place)
         self._checked = not private._selfcheck
 
     def __call__(self, *batch: Any, mask: Tensor | None = None) -> None:

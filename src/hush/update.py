@@ -100,7 +100,7 @@ class _CapturedUpdate:
 def _capture(
     optimizer: torch.optim.Optimizer, planned: PlannedRelease, placed: Placed, step: int
 ) -> _CapturedUpdate | None:
-    parameters = placed.parameters
+    parameters = placed.region.parameters
     release = _release(parameters, planned, step)
     if release is None:
         return None
@@ -125,7 +125,7 @@ def _capture(
     finally:
         for parameter in parameters:
             parameter.grad = None  # nothing was computed yet
-        placed.accept_parameters()  # recording counts as a change
+        placed.accept_changes()  # recording counts as a change
     return _CapturedUpdate(recording, release, list(zip(parameters, gradients, strict=True)), region is not None)
 
 
