@@ -121,7 +121,7 @@ def test_an_example_that_is_not_finite_still_adds_exactly_zero() -> None:
         torch.testing.assert_close(one, other, rtol=2e-3, atol=2e-3 * float(other.abs().max()))
 
 
-@pytest.mark.parametrize("what", ["few classes", "other reader", "weights", "fp32", "mean"])
+@pytest.mark.parametrize("what", ["few classes", "part of the loss", "also handed out", "weights", "fp32", "mean"])
 def test_what_is_not_plain_cross_entropy_of_many_classes_stays(what: str, monkeypatch: pytest.MonkeyPatch) -> None:
     if what == "few classes":
         monkeypatch.setattr(cross_entropy, "_MANY", CLASSES + 1)
@@ -135,10 +135,10 @@ def test_what_is_not_plain_cross_entropy_of_many_classes_stays(what: str, monkey
             leaf = inputs[0].detach().requires_grad_()
             logs = F.log_softmax(leaf.float(), 1)
             losses = F.nll_loss(logs, inputs[1], weight, reduction="mean" if what == "mean" else "none")
-            if what == "other reader":
+            if what == "part of the loss":
                 losses = losses + logs.exp().square().sum(1)
             (gradient,) = torch.autograd.grad(losses, leaf, torch.ones_like(losses))
-        return [gradient]
+        return [gradient, logs.detach()] if what == "also handed out" else [gradient]
 
     graph = make_fx(run)([x, y])
     want = graph([x, y])[0]

@@ -58,6 +58,18 @@ def test_losses_and_gradients_are_those_of_autograd(columns: int, kind: torch.dt
     assert not got[:, columns:].any()
 
 
+@pytest.mark.parametrize("shift", [-3000.0, 3000.0])
+def test_logits_far_from_zero_are_as_good_as_others(shift: float) -> None:
+    _, classes, weights = some(3, 97)
+    logits = (torch.randint(-8, 8, (3, 97), device=DEVICE) + shift).to(torch.float16)
+    losses, gradient = wanted(logits, classes, weights)
+    sums = log_sums(logits)
+    chosen = logits.double().gather(1, classes[:, None])[:, 0]
+    torch.testing.assert_close(sums.double() - chosen, losses, rtol=0, atol=1e-3)
+    got = logit_gradients(logits, sums, classes, weights)[:, :97]
+    torch.testing.assert_close(got.double(), gradient, rtol=2e-3, atol=1e-5)
+
+
 def test_rows_with_room_between_them_are_read_where_they_lie() -> None:
     logits, classes, weights = some(5, 48)
     want = log_sums(logits)

@@ -20,7 +20,7 @@ LONGEST = 128
 """Examples that are added up one after another in one chain, at most; larger batches are not served."""
 _ROWS = 64
 """Rows of an example that are read at once."""
-_STRIP = 32
+_STRIP = 8
 """Rows of a tile that one program adds up from pieces."""
 
 
