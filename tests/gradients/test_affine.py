@@ -8,9 +8,9 @@ from oracles import gradients as oracle
 from torch import Tensor, nn
 
 from hush.gradients import FlatClip, PerLayerClip, affine, clipped_sum, precision
+from hush.gradients.blocks import blocked_additions
 from hush.gradients.bounded import Group
 from hush.gradients.clip import Clip
-from hush.gradients.site import blocked_additions
 
 SHAPES = {"joint": (5, 40), "joint, exact width": (15, 40), "wide": (200, 210), "narrow": (40, 6)}
 

@@ -95,7 +95,7 @@ def test_all_ways_agree_with_the_definition(layer, seed):
     ways.append(conv_kernels._grouped_gradients(pixels, sent, place.geometry))
     kept = [KeptKernels(values, place.geometry.weight_shape) for values in ways]
     norms, masses = conv_ghost.ghost_norms(*place.with_rows_as_axis())
-    ghost = NormedKernels(place, norms, masses)
+    ghost = NormedKernels(place, norms, masses, ghost=True)
     weights = Weights(torch.rand(len(wanted), generator=torch.Generator().manual_seed(seed)))
     total = np.tensordot(weights.factors.numpy(), wanted, 1)
     mass = masses.double().sum().item()

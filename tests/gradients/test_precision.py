@@ -6,7 +6,7 @@ from oracles import gradients as oracle
 from torch import Tensor, nn
 
 from hush.gradients import AutomaticClip, FlatClip, clipped_sum, precision
-from hush.gradients.site import BLOCK, blocked_additions
+from hush.gradients.blocks import BLOCK, blocked_additions
 
 DTYPES = [torch.float32, torch.bfloat16, torch.float16]
 
@@ -218,7 +218,7 @@ def test_long_examples_are_added_up_in_blocks(kind: str, fresh_plans: None) -> N
 
     exact = oracle.clipped_sum(oracle.per_example_gradients(model, (x,), losses), 5.0)
     total = clipped_sum(losses(model, (x,)), params(model), FlatClip(5.0))
-    assert 5.0 < total.sensitivity < 5.0 * 1.035
+    assert 5.0 < total.sensitivity < 5.0 * 1.0075
     for name, value in exact.items():
         # The factors of long examples are shrunk by what rounding might add, here a few parts in ten thousand.
         assert (total.tensors[name].double() - value).norm() <= 1e-3 * value.norm()

@@ -9,18 +9,11 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from hush.gradients.site import (
-    Contribution,
-    Layout,
-    Weights,
-    add_blocks,
-    blocked_additions,
-    in_blocks,
-    wide,
-)
+from hush.gradients.blocks import chained, chained_additions
+from hush.gradients.site import Contribution, Layout, Weights, wide
 
-ONE_CHAIN = 640
-"""Examples of one row that are added up by one product; more than that in blocks, which take another pass."""
+ONE_CHAIN = 320
+"""Examples of one row that are added up by one product; up to twice as many by two, more in blocks."""
 _COLUMNS_WORTH_COPYING = 4
 """Weight and bias come from one product if the weight has so many times fewer columns than there are rows."""
 _ALIGNED = 16
@@ -70,9 +63,7 @@ class Affine:
         return self._added(scaled.new_ones(scaled.shape[0], 1), scaled)[0]
 
     def _added(self, left: Tensor, right: Tensor) -> Tensor:
-        if self.layout.batch <= ONE_CHAIN:
-            return left.t() @ right
-        return add_blocks(in_blocks(left, right))
+        return chained(left, right, ONE_CHAIN)
 
 
 @dataclass(frozen=True)
@@ -82,7 +73,7 @@ class Bias(Contribution):
     layer: Affine
 
     def additions(self, batch: int) -> float:
-        return blocked_additions(batch, ONE_CHAIN)
+        return chained_additions(batch, ONE_CHAIN)
 
     def squared_norms(self) -> Tensor:
         return self.layer.squared_gradients

@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from hush.gradients.blocks import BLOCK, blocked_additions
 from hush.gradients.bounded import BoundedSum, Group
 from hush.gradients.bundles import bundled
 from hush.gradients.clip import Clip
@@ -18,7 +19,7 @@ from hush.gradients.combine import leaves_below, pulled_back, reshaped, together
 from hush.gradients.graph import Graph, read
 from hush.gradients.plan import GENERIC, Edge, Plan, PlannedSite, plan_for
 from hush.gradients.precision import slack, upper_squared_norms
-from hush.gradients.site import BLOCK, Contribution, Site, Stored, Weights, blocked_additions
+from hush.gradients.site import Contribution, Site, Stored, Weights
 
 
 def clipped_sum(

@@ -14,9 +14,11 @@ from hush.gradients.graph import Graph, back
 from hush.gradients.linear import Products
 from hush.gradients.plan import Edge, Inlet, moves
 from hush.gradients.precision import add
-from hush.gradients.site import RHO, Contribution, Stored, Weights, wide
+from hush.gradients.site import Contribution, Stored, Weights, wide
 
 _MATRIX_TRANSPOSES = frozenset({"TBackward0", "TransposeBackward0"})
+_PARTS = 4.0
+"""Parts that overlap may be so many times as long as their sum; what cancels further is clipped as if it did not."""
 
 
 @dataclass(frozen=True)
@@ -41,6 +43,16 @@ class Reshaped(Contribution):
     @property
     def apart(self) -> bool:
         return self.inside.apart
+
+    @property
+    def pairs(self) -> bool:
+        return self.inside.pairs
+
+    def spread(self, shape: tuple[int, ...], more: int) -> Tensor:
+        return self.inside.spread(shape, more)
+
+    def floor(self) -> Tensor | None:
+        return self.inside.floor()
 
     def additions(self, batch: int) -> float:
         return self.inside.additions(batch)
@@ -85,12 +97,34 @@ class Several(Contribution):
     def apart(self) -> bool:
         return all(part.apart for part in self.parts)
 
+    @property
+    def pairs(self) -> bool:
+        return True  # inner products of parts are relative to their masses, whatever the norms of the parts are
+
+    @property
+    def separate(self) -> tuple[Contribution, ...]:
+        return (self,) if self.products else tuple(piece for part in self.parts for piece in part.separate)
+
+    def spread(self, shape: tuple[int, ...], more: int) -> Tensor:
+        own = [
+            part.spread(shape, more) if part.pairs else part.squared_norms() * (part.chain(shape) + more)
+            for part in self.parts
+        ]
+        masses = [part.squared_mass().sqrt() for part in self.parts]
+        between = [2 * one * other for one, other in combinations(masses, 2)]
+        return add(own) + add(between) * (self.chain(shape) + more)
+
+    def floor(self) -> Tensor | None:
+        """Parts that overlap may cancel each other, whatever each of them does by itself: none is longer than 4 C."""
+        floors = [floor for part in self.parts if (floor := part.floor()) is not None]
+        return add(floors + [part.squared_norms() * _PARTS**-2 for part in self.parts])
+
     def additions(self, batch: int) -> float:
-        # Parts that are not apart may cancel each other, whatever each of them does by itself.
-        return sum(part.additions(batch) for part in self.parts) * (1 if not self.products else RHO)
+        each = [part.additions(batch) for part in self.parts]
+        return _PARTS * sum(each) + 2.0 * batch * len(each) if self.products else max(each)
 
     def chain(self, shape: tuple[int, ...]) -> int:
-        return 2 * sum(part.chain(shape) for part in self.parts)
+        return sum(part.chain(shape) for part in self.parts) + 3 * self.terms
 
     def squared_norms(self) -> Tensor:
         total = add([part.squared_norms() for part in self.parts])

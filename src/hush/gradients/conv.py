@@ -11,6 +11,7 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
+from hush.gradients.blocks import BLOCK, added, blocked_sum, chained_additions, even, long_block
 from hush.gradients.conv_cuda import on_gpu
 from hush.gradients.conv_geometry import Geometry, flat_grid, phase_combinations
 from hush.gradients.conv_ghost import ghost_norms, line_length
@@ -21,20 +22,7 @@ from hush.gradients.conv_kernels import (
     squared_norms,
 )
 from hush.gradients.cuda_products import on_matrix_units
-from hush.gradients.site import (
-    BLOCK,
-    Contribution,
-    Layout,
-    Rule,
-    Site,
-    Stored,
-    Weights,
-    add_blocks,
-    blocked_additions,
-    blocked_sum,
-    long_block,
-    wide,
-)
+from hush.gradients.site import Contribution, Layout, Rule, Site, Stored, Weights, wide
 
 # What one element costs in a pass over memory, in multiplications of a matrix product. Measured: benchmarks/NOTES.md.
 _PASS_COST = {"cpu": 13, "other": 60}
@@ -48,6 +36,11 @@ class Convolution:
     gradient: Tensor
     geometry: Geometry
     layout: Layout
+
+    @property
+    def outputs(self) -> int:
+        """Places of the gradient that belong to one example, over which products are added up."""
+        return self.layout.rows * math.prod(self.gradient.shape[2:])
 
     def split(self) -> tuple[Tensor, Tensor]:
         """[batch, T, channels, *sizes] of the pixels, and the same of the gradient."""
@@ -87,7 +80,7 @@ class KeptKernels(Contribution):
         return blocked_sum(factors, values.flatten(1)).view(values.shape[1:]).transpose(1, 2).reshape(self.shape)
 
     def additions(self, batch: int) -> float:
-        return blocked_additions(batch, BLOCK)
+        return chained_additions(batch, BLOCK)
 
     def per_example(self) -> Tensor:
         return self.values.transpose(2, 3).reshape(-1, *self.shape)
@@ -100,14 +93,24 @@ class NormedKernels(Contribution):
     convolution: Convolution
     norms: Tensor
     masses: Tensor
+    ghost: bool
+    """Whether norms come from inner products of windows."""
 
     @property
     def terms(self) -> int:
-        return self.convolution.gradient[:, 0].numel() // self.convolution.layout.batch
+        return self.convolution.outputs
 
     @property
     def convolves(self) -> bool:
         return True
+
+    @property
+    def pairs(self) -> bool:
+        return self.ghost
+
+    @property
+    def apart(self) -> bool:
+        return long_block(self.terms) == 1
 
     def squared_norms(self) -> Tensor:
         return self.norms
@@ -133,13 +136,11 @@ def scaled_kernel_gradient(convolution: Convolution, weights: Weights) -> Tensor
         pixels = pixels * factors
     else:
         gradient = gradient * factors
-    # Rows of one block of examples after another: a chain of additions over the whole batch would round too much.
-    block = long_block(gradient[:, 0].numel() // layout.batch)
-    if layout.batch <= block:
-        return kernel_gradient(pixels, gradient, geometry)
+    # One example after another, in blocks: a chain of additions over the whole batch would round too much.
+    block = even(layout.batch, long_block(convolution.outputs))
     split = [layout.split(tensor, 0).split(block) for tensor in (pixels, gradient)]
     blocks = [(x.flatten(0, 1), g.flatten(0, 1)) for x, g in zip(*split, strict=True)]
-    return add_blocks([kernel_gradient(x, g, geometry)[None] for x, g in blocks])
+    return added((kernel_gradient(x, g, geometry) for x, g in blocks), len(blocks))
 
 
 def kernel_contribution(convolution: Convolution) -> Contribution:
@@ -153,11 +154,11 @@ def kernel_contribution(convolution: Convolution) -> Contribution:
     keep = convolution.layout.batch * size <= pixels.numel() + gradient.numel()
     if ghost_is_cheaper(convolution, keep):
         norms, masses = ghost_norms(*convolution.with_rows_as_axis())
-        return NormedKernels(convolution, norms, masses)
+        return NormedKernels(convolution, norms, masses, ghost=True)
     if keep:
         return KeptKernels(kernel_gradients(*convolution.split(), geometry), geometry.weight_shape)
     norms = kernel_norms(*convolution.split(), geometry)
-    return NormedKernels(convolution, norms, squared_mass(convolution))
+    return NormedKernels(convolution, norms, squared_mass(convolution), ghost=False)
 
 
 def squared_mass(convolution: Convolution) -> Tensor:

@@ -12,8 +12,9 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
+from hush.gradients.blocks import BLOCK, add_blocks, blocked_additions
 from hush.gradients.conv_geometry import Geometry
-from hush.gradients.site import BLOCK, Contribution, Weights, add_blocks, blocked_additions
+from hush.gradients.site import Contribution, Weights
 
 if TYPE_CHECKING:
     from hush.kernels.products import Window
@@ -90,7 +91,12 @@ class FormedTwice(_OnGpu):
 
     @property
     def terms(self) -> int:
-        return 1 if self.masses is None else self.positions
+        # Matrix units cut off where others round: twice the unit of a sum.
+        return 1 if self.masses is None else 2 * self.positions
+
+    @property
+    def pairs(self) -> bool:
+        return self.masses is not None
 
     def squared_mass(self) -> Tensor:
         return self.norms if self.masses is None else self.masses

@@ -12,8 +12,9 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
+from hush.gradients.blocks import product
 from hush.gradients.conv_geometry import Geometry
-from hush.gradients.site import product, wide
+from hush.gradients.site import wide
 
 # Elements of the windows that are alive at a time. Measured, see benchmarks/NOTES.md.
 _CHUNK = {"cpu": 1 << 20, "other": 1 << 26}

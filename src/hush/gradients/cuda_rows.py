@@ -10,7 +10,8 @@ from functools import cached_property
 import torch
 from torch import Tensor
 
-from hush.gradients.site import Contribution, Weights, add_blocks, blocked_additions
+from hush.gradients.blocks import add_blocks, blocked_additions
+from hush.gradients.site import Contribution, Weights
 
 
 @dataclass(frozen=True)
@@ -26,7 +27,12 @@ class FusedRows(Contribution):
 
     @property
     def terms(self) -> int:
-        return self.inputs.shape[1] if self.by_pairs else 1
+        # Matrix units cut off where others round: twice the unit of a sum.
+        return 2 * self.inputs.shape[1] if self.by_pairs else 1
+
+    @property
+    def pairs(self) -> bool:
+        return self.by_pairs
 
     @property
     def apart(self) -> bool:
@@ -60,7 +66,7 @@ class FusedRows(Contribution):
         if rows.serves(inputs, gradients):
             norms = rows.squared_norms(inputs, gradients)
         else:
-            norms = products.squared_norms(inputs[:, None], gradients[:, None], products.Window())
+            norms = products.squared_norms(inputs, gradients)
         return norms, norms
 
     def squared_norms(self) -> Tensor:
@@ -78,7 +84,7 @@ class FusedRows(Contribution):
         if rows.serves(inputs, gradients):
             sums = rows.weighted_sum(inputs, gradients, weights.factors)
             return sums[: self.gradients.shape[2], : self.inputs.shape[2]]
-        block = block_of(len(inputs), gradients.shape[2], inputs.shape[2], 1)
+        block = block_of(len(inputs), gradients.shape[2], inputs.shape[2])
         return add_blocks([self._in_blocks(weights.factors, block)])
 
     def per_example(self) -> Tensor:
@@ -86,11 +92,11 @@ class FusedRows(Contribution):
         return self._in_blocks(torch.ones(len(self.inputs), device=self.inputs.device), 1)
 
     def _in_blocks(self, factors: Tensor, block: int) -> Tensor:
-        from hush.kernels.products import Window, weighted_sums
+        from hush.kernels.products import weighted_sums
 
         inputs, gradients = self._aligned
-        sums = weighted_sums(inputs[:, None], gradients[:, None], factors, Window(), block)
-        return sums[:, : self.gradients.shape[2], 0, : self.inputs.shape[2]]
+        sums = weighted_sums(inputs, gradients, factors, block)
+        return sums[:, : self.gradients.shape[2], : self.inputs.shape[2]]
 
 
 def fused_rows(inputs: Tensor, gradients: Tensor) -> FusedRows:

@@ -1,5 +1,6 @@
 """Matrix products: Linear with any number of leading dimensions, functional matmul and einsum, their biases."""
 
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from functools import cached_property
 
@@ -7,29 +8,22 @@ import torch
 from torch import Tensor
 
 from hush.gradients.affine import ONE_CHAIN, Affine, Bias, one_row, squared
+from hush.gradients.blocks import BLOCK, added, blocked_sum, chained, chained_additions, even, long_block, product
 from hush.gradients.cuda_products import on_matrix_units
 from hush.gradients.cuda_rows import FusedRows, fused_rows
-from hush.gradients.site import (
-    BLOCK,
-    Contribution,
-    Layout,
-    Rule,
-    Site,
-    Stored,
-    Weights,
-    add_blocks,
-    blocked_additions,
-    in_blocks,
-    long_block,
-    product,
-    wide,
-)
+from hush.gradients.precision import product_unit, unit
+from hush.gradients.site import Contribution, Layout, Rule, Site, Stored, Weights, wide
 
 TINY = 1e-28
 """Added to squared norms before they are multiplied: an underflow in one cannot hide that the other is large."""
 
 _KEEP_BYTES = 1 << 28
 """Per-example products of one layer are kept up to this size; larger ones are only taken for their norms."""
+
+_LOST_TO_PAIRS = 0.02
+"""Norms from pairs of rows are taken where their rounding shortens a clipped gradient by less than half of this."""
+_PIECE = 256
+"""Columns whose products are added up in one chain to an inner product of rows."""
 
 
 @dataclass(frozen=True)
@@ -51,7 +45,11 @@ class Products(Contribution):
     def terms(self) -> int:
         if self._fused is not None:
             return self._fused.terms
-        return 1 if self._kept is not None else self._length
+        return 1 if self._keeps else self._length
+
+    @property
+    def pairs(self) -> bool:
+        return self._by_rows if self._fused is None else self._fused.pairs
 
     @property
     def rounded(self) -> float:
@@ -59,22 +57,19 @@ class Products(Contribution):
 
     @property
     def apart(self) -> bool:
-        return self._fused is not None or self.terms == 1
+        return self._fused is not None or self.terms == 1 or self._one_by_one
 
     def chain(self, shape: tuple[int, ...]) -> int:
-        return super().chain(shape) if self._fused is None else self._fused.chain(shape)
+        if self._fused is not None:
+            return self._fused.chain(shape)
+        return self._chain_of_pairs if self._by_rows else super().chain(shape)
 
     def additions(self, batch: int) -> float:
         if self._fused is not None:
             return self._fused.additions(batch)
         if self._length == 1:
-            return blocked_additions(batch, BLOCK if self._half else ONE_CHAIN)
-        return super().additions(batch) if self._kept is None else blocked_additions(batch, BLOCK)
-
-    @property
-    def _in_blocks(self) -> bool:
-        """Whether the examples, of one row each, are added up in blocks: the bound on rounding grows with chains."""
-        return self._length == 1 and (self._half or self.layout.batch > ONE_CHAIN)
+            return chained_additions(batch, BLOCK if self._half else ONE_CHAIN)
+        return super().additions(batch) if self._kept is None else self._kept.additions(batch)
 
     @property
     def _half(self) -> bool:
@@ -100,8 +95,7 @@ class Products(Contribution):
 
     @property
     def _length(self) -> int:
-        order = self.layout.order
-        return self.layout.outer * self.layout.inner if order is None else order.shape[1]
+        return self.layout.rows
 
     @cached_property
     def split(self) -> tuple[Tensor, Tensor]:
@@ -111,22 +105,43 @@ class Products(Contribution):
     @cached_property
     def _kept(self) -> Stored | None:
         """[batch, j, i]: the products themselves, where that is cheaper than the inner products of rows."""
-        size = 4 * self.layout.batch * self.inputs.shape[1] * self.gradients.shape[1]
-        if self._length == 1 or self._by_rows or size > _KEEP_BYTES or self._fused is not None:
+        if not self._keeps:
             return None
         inputs, gradients = self.layout.split(self.inputs, 0), self.layout.split(self.gradients, 0)
         return Stored(product(gradients.transpose(1, 2), inputs))
 
     @property
-    def _by_rows(self) -> bool:
-        """Whether the inner products of all pairs of rows cost less than the product itself."""
+    def _keeps(self) -> bool:
         i, j = self.inputs.shape[1], self.gradients.shape[1]
-        return self._length * (i + j) < i * j
+        if self._length == 1 or self._by_rows or self._fused is not None:
+            return False
+        return 4 * self.layout.batch * i * j <= _KEEP_BYTES and i * j <= 2 * self._length * (i + j)
+
+    @cached_property
+    def _by_rows(self) -> bool:
+        """Whether the inner products of all pairs of rows cost less than the product itself, and round hardly more."""
+        i, j = self.inputs.shape[1], self.gradients.shape[1]
+        if self._length == 1 or self._length * (i + j) >= i * j or self._fused is not None:
+            return False
+        if wide(self.gradients[:0]).dtype == torch.float64:
+            return True
+        steady = product_unit(self.gradients.device, convolution=False) == 0
+        return steady and self._length * self._chain_of_pairs * unit(torch.float32) <= _LOST_TO_PAIRS
+
+    @property
+    def _chain_of_pairs(self) -> int:
+        widths = self.inputs.shape[1], self.gradients.shape[1]
+        return 2 * self._length + sum(min(width, _PIECE + -(-width // _PIECE)) for width in widths)
+
+    @property
+    def _one_by_one(self) -> bool:
+        """Whether examples are so long that each is added up by itself."""
+        return long_block(self._length) == 1
 
     @cached_property
     def _grams(self) -> tuple[Tensor, Tensor]:
         inputs, gradients = self.split
-        return torch.bmm(inputs, inputs.transpose(1, 2)), torch.bmm(gradients, gradients.transpose(1, 2))
+        return _gram(inputs), _gram(gradients)
 
     def squared_norms(self) -> Tensor:
         if self.layer is not None:
@@ -141,12 +156,13 @@ class Products(Contribution):
         if self._by_rows:
             of_inputs, of_gradients = self._grams
             return (of_inputs * of_gradients).sum(-1).sum(-1).clamp(min=0)
-        inputs, gradients = self.split
+        return torch.cat([Stored(some).squared_norms() for some in self._products(*self.split)])
+
+    def _products(self, inputs: Tensor, gradients: Tensor) -> Iterator[Tensor]:
+        """[some, j, i] of [batch, T, i] and [batch, T, j]: the products, as many at a time as there is memory for."""
         some = max(1, _KEEP_BYTES // (4 * inputs.shape[2] * gradients.shape[2]))
-        products = (
-            torch.bmm(g.transpose(1, 2), x) for x, g in zip(inputs.split(some), gradients.split(some), strict=True)
-        )
-        return torch.cat([Stored(product).squared_norms() for product in products])
+        for x, g in zip(inputs.split(some), gradients.split(some), strict=True):
+            yield torch.bmm(g.transpose(1, 2), x)
 
     def squared_mass(self) -> Tensor:
         if self._length == 1 or self._kept is not None:
@@ -166,11 +182,11 @@ class Products(Contribution):
             total = self._fused.weighted_sum(weights)
         elif self._length > 1 and self._kept is not None:
             total = self._kept.weighted_sum(weights)
-        elif self._in_blocks:
+        elif self._half:
             inputs = weights.clean_rows(self.inputs, self.layout, 0)
             gradients = weights.clean_rows(self.gradients, self.layout, 0)
             scaled = wide(gradients) * self.layout.per_row(weights.factors)[:, None]
-            total = add_blocks(in_blocks(scaled.to(gradients.dtype), inputs))
+            total = chained(scaled.to(gradients.dtype), inputs, BLOCK)
         else:
             inputs = wide(weights.clean_rows(self.inputs, self.layout, 0))
             gradients = wide(weights.clean_rows(self.gradients, self.layout, 0))
@@ -184,12 +200,17 @@ class Products(Contribution):
         return total.t() if self.transposed else total
 
     def _summed(self, inputs: Tensor, gradients: Tensor) -> Tensor:
-        """The product over all rows, in blocks of examples where one chain of additions would round too much."""
-        block = long_block(self._length) if self._length > 1 else self.layout.batch
-        if self.layout.batch <= block:
-            return gradients.t() @ inputs
-        pairs = zip(*[self.layout.split(rows, 0).split(block) for rows in (inputs, gradients)], strict=True)
-        return add_blocks([(g.flatten(0, 1).t() @ x.flatten(0, 1))[None] for x, g in pairs])
+        """The product over all rows, one example after another, in blocks where one chain would round too much."""
+        if self._length == 1:
+            return chained(gradients, inputs, ONE_CHAIN)
+        inputs, gradients = self.layout.split(inputs, 0), self.layout.split(gradients, 0)
+        if self._one_by_one:
+            ones = gradients.new_ones(self.layout.batch)
+            parts = [blocked_sum(ones[: len(some)], some.flatten(1)) for some in self._products(inputs, gradients)]
+            return added(parts, len(parts)).view(gradients.shape[2], -1)
+        block = even(self.layout.batch, long_block(self._length))
+        pairs = list(zip(inputs.split(block), gradients.split(block), strict=True))
+        return added((g.flatten(0, 1).t() @ x.flatten(0, 1) for x, g in pairs), len(pairs))
 
     def per_example(self) -> Tensor:
         if self._kept is None:
@@ -201,6 +222,18 @@ class Products(Contribution):
 
     def t(self) -> "Products":
         return replace(self, transposed=not self.transposed)
+
+
+def _gram(rows: Tensor) -> Tensor:
+    """[batch, T, T]: inner products of [batch, T, width], the columns in pieces to keep chains of additions short."""
+    if rows.dtype == torch.float64 or rows.shape[2] <= _PIECE:
+        return torch.bmm(rows, rows.transpose(1, 2))
+    pieces = iter(rows.split(_PIECE, 2))
+    first = next(pieces)
+    total = torch.bmm(first, first.transpose(1, 2))
+    for piece in pieces:
+        total += torch.bmm(piece, piece.transpose(1, 2))
+    return total
 
 
 def join(parts: list[Products]) -> Products:
@@ -291,6 +324,10 @@ class Leading(Contribution):
     @property
     def apart(self) -> bool:
         return self.inside.apart
+
+    @property
+    def pairs(self) -> bool:
+        return self.inside.pairs
 
     def additions(self, batch: int) -> float:
         return self.inside.additions(batch)

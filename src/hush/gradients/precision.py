@@ -30,7 +30,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from hush.gradients.site import RHO, Contribution
+from hush.gradients.site import Contribution
 
 ACCUMULATION = 1e-6
 
@@ -51,46 +51,59 @@ def gamma(terms: int, dtype: torch.dtype) -> float:
 
 
 def product_unit(device: torch.device, convolution: bool) -> float:
-    """How much the hardware may round the two factors of an fp32 product, relative to the product."""
+    """How much the hardware may round the two factors of an fp32 product, relative to it."""
     backends: Any = torch.backends
     if device.type == "cuda":
-        backend = backends.cudnn.conv if convolution else backends.cuda.matmul
+        used = [backends.cuda.matmul] + [backends.cudnn.conv] * convolution
     else:
-        backend = backends.mkldnn.conv if convolution else backends.mkldnn.matmul
-    chosen = backend.fp32_precision
-    if chosen == "none":
-        chosen = backends.fp32_precision
-    return {"none": 0.0, "ieee": 0.0, "tf32": 2.0**-10, "bf16": 2.0**-7}[chosen]
+        used = [backends.mkldnn.matmul] + [backends.mkldnn.conv] * convolution
+    chosen = {backend.fp32_precision for backend in used}
+    if "none" in chosen:
+        chosen.add(backends.fp32_precision)
+    return max({"none": 0.0, "ieee": 0.0, "tf32": 2.0**-10, "bf16": 2.0**-7}[one] for one in chosen)
 
 
 def upper_squared_norms(parts: list[tuple[Contribution, tuple[int, ...]]]) -> Tensor:
     """[batch]: at least the squared norm of what these contributions, to tensors of these shapes, add together."""
     norms: list[Tensor] = []
-    errors: list[Tensor] = []
-    mixed: list[Tensor] = []
+    of_pairs: list[Tensor] = []
+    of_sums: list[Tensor] = []
+    floors: list[Tensor] = []
     relative = 0.0
-    rounding: dict[bool, float] = {}
-    for contribution, shape in parts:
-        norms.append(contribution.squared_norms())
-        dtype, terms = norms[-1].dtype, contribution.terms
-        of_norm = gamma(contribution.chain(shape) + len(parts) + 8, dtype)
-        convolves = contribution.convolves
-        if convolves not in rounding:
-            rounding[convolves] = product_unit(norms[-1].device, convolves)
-        of_product = 0.0 if dtype == torch.float64 else rounding[convolves]
-        of_sum = 2.1 * (gamma(terms + 3, dtype) + of_product + contribution.rounded)
+    hardware: dict[bool, float] = {}
+    pieces = [(piece, shape) for contribution, shape in parts for piece in contribution.separate]
+    more = len(pieces) + 8
+    for piece, shape in pieces:
+        norms.append(piece.squared_norms())
+        dtype, terms = norms[-1].dtype, piece.terms
+        convolves = piece.convolves
+        if convolves not in hardware:
+            hardware[convolves] = product_unit(norms[-1].device, convolves)
+        products = 0.0 if dtype == torch.float64 else hardware[convolves]
+        # Matrix units cut off where others round: twice the unit of a sum.
+        cut = 2 if products else 1
+        of_norm = gamma(cut * (piece.chain(shape) + more), dtype)
+        of_sum = 1.05 * (gamma(cut * (terms + 3), dtype) + products + piece.rounded)
         if terms == 1:
-            relative = max(relative, of_norm + of_sum)
+            relative = max(relative, of_norm + 2 * of_sum)
+            continue
+        mass = piece.squared_mass()
+        if piece.pairs:
+            of_spread = 1.05 * cut * unit(dtype) / (1 - of_norm)
+            of_pairs.append(piece.spread(shape, more) * of_spread + mass * (2.1 * products))
         else:
-            mass = contribution.squared_mass()
-            errors.append(mass * (of_norm + of_sum))
-            if not contribution.apart:
-                mixed.append(mass)
+            relative = max(relative, of_norm)
+            of_sum *= 2  # the gradient whose norm was taken was summed up another time
+        of_sums.append(mass * of_sum**2)
+        floor = piece.floor()
+        floors += [] if floor is None else [floor]
     total = add(norms)
     total = total * (1 + relative + 16 * unit(total.dtype))
-    if errors:
-        total = total + add(errors)
-    return torch.maximum(total, add(mixed) * RHO**-2) if mixed else total
+    if of_pairs:
+        total = total + add(of_pairs)
+    if of_sums:
+        total = (total.sqrt() + add(of_sums).sqrt()).square() * (1 + 16 * unit(total.dtype))
+    return torch.maximum(total, add(floors)) if floors else total
 
 
 def add(tensors: Sequence[Tensor]) -> Tensor:

@@ -18,7 +18,7 @@ The rules of the game, for whoever writes a rule:
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -27,18 +27,20 @@ from torch import Tensor
 from torch.autograd.graph import Node
 
 from hush import kernels
+from hush.gradients.blocks import (
+    BLOCK,
+    add_blocks,
+    blocked_additions,
+    blocked_sum,
+    chained_additions,
+    even,
+    long_additions,
+    rho,
+)
+from hush.gradients.blocks import wide as wide
 
-BLOCK = 256
-"""Examples whose stored gradients are added up in one chain, at most; blocks are added up afterwards."""
 _ONE_PASS = 1 << 16
 """Entries of a stored gradient from which on a kernel of our own sums them up on a GPU."""
-RHO = 16.0
-"""Rows of one example may cancel to 1/16 of their mass; what cancels further is clipped as if it did not."""
-
-
-def wide(tensor: Tensor) -> Tensor:
-    """The tensor in the dtype in which norms and sums are taken: fp32, or fp64 if it already is."""
-    return tensor if tensor.dtype in (torch.float32, torch.float64) else tensor.float()
 
 
 @dataclass(frozen=True)
@@ -54,6 +56,11 @@ class Layout:
     batch: int
     inner: int
     order: Tensor | None = None
+
+    @property
+    def rows(self) -> int:
+        """Rows of one example; with an irregular layout, of the longest."""
+        return self.outer * self.inner if self.order is None else self.order.shape[1]
 
     def split(self, tensor: Tensor, dim: int | None = None) -> Tensor:
         """[.., rows, ..] -> [batch, T, ..]: the rows of each example, examples first. A view wherever that is possible.
@@ -131,6 +138,14 @@ class Contribution(ABC):
         """Whether the rows of an example are added up, and scaled, before they meet those of another."""
         return self.terms == 1
 
+    @property
+    def pairs(self) -> bool:
+        """Whether norms are sums of inner products of pairs of rows, whose rounding is relative to the squared mass.
+
+        If not, they are the norms of gradients that were formed, and what rounds there is each sum of rows.
+        """
+        return False
+
     def additions(self, batch: int) -> float:
         """How far one example moves the weighted sum through rounding, in units of u C: see `precision`."""
         return long_additions(batch, self.terms) if self.terms > 1 else batch * (batch + 2.0)
@@ -138,9 +153,26 @@ class Contribution(ABC):
     def chain(self, shape: tuple[int, ...]) -> int:
         """The longest chain of additions behind `squared_norms`, for a tensor of this shape.
 
-        Sums run over one dimension after another: twice over the rows of an example, once over each size of the tensor.
+        Sums run over one dimension after another: over each size of the tensor, and for pairs of rows twice over the
+        rows of an example.
         """
-        return 2 * self.terms + sum(shape)
+        return (2 * self.terms if self.pairs else 2) + sum(shape)
+
+    @property
+    def separate(self) -> "tuple[Contribution, ...]":
+        """The contribution in parts that share no entry of the tensor, each with bounds of its own."""
+        return (self,)
+
+    def spread(self, shape: tuple[int, ...], more: int) -> Tensor:
+        """[batch]: u times this bounds the rounding of norms from `pairs`, if `more` additions follow."""
+        return self.squared_mass() * (self.chain(shape) + more)
+
+    def floor(self) -> Tensor | None:
+        """[batch]: a lower limit to the squared norm that an example is clipped by; None: 0.
+
+        Where rows of several examples meet before they are added up, no part of an example may be longer than rho C.
+        """
+        return None if self.apart else self.squared_mass() * rho(self.terms) ** -2
 
     @abstractmethod
     def squared_norms(self) -> Tensor:
@@ -212,60 +244,6 @@ class Rule:
     saved: tuple[str, ...] = ()
 
 
-def blocked_additions(batch: int, block: int) -> float:
-    """As `Contribution.additions`, where blocks of at most `block` examples are added up, and then these in fp64."""
-    if batch <= block:
-        return batch * (batch + 2.0)
-    return block * (block + 2.0) + 4.0 * batch
-
-
-def long_block(terms: int) -> int:
-    """How many examples of so many rows may be added up in one chain: the bound on rounding stays near 3 percent."""
-    block = BLOCK
-    while block > 1 and block * terms * (block + 2 * RHO) > 0.03 * 2**24:
-        block //= 2
-    return block
-
-
-def long_additions(batch: int, terms: int) -> float:
-    """As `blocked_additions`, for examples of several rows, whose parts may be as long as RHO C."""
-    block = min(batch, long_block(terms))
-    return block * terms * (block + 2 * RHO) + (4.0 * batch if block < batch else 0.0)
-
-
-def blocked_sum(factors: Tensor, values: Tensor) -> Tensor:
-    """sum_i factor_i * values_i of [batch, n] values, in blocks of at most 256 examples."""
-    if len(factors) <= BLOCK:
-        return torch.mm(factors[None], values)[0]  # as factors @ values, and nothing is squeezed in place
-    return add_blocks(in_blocks(factors[:, None], values))[0]
-
-
-def in_blocks(left: Tensor, right: Tensor) -> list[Tensor]:
-    """left.t() @ right for each block of at most 256 rows: [blocks, i, j], and the same of a last, shorter block."""
-    rows = len(left)
-    size = -(-rows // -(-rows // BLOCK))
-    whole = rows // size * size
-    blocks = [product(left[:whole].unflatten(0, (-1, size)).transpose(1, 2), right[:whole].unflatten(0, (-1, size)))]
-    if whole < rows:
-        blocks.append(product(left[None, whole:].transpose(1, 2), right[None, whole:]))
-    return blocks
-
-
-def add_blocks(blocks: Sequence[Tensor]) -> Tensor:
-    """[blocks, ..] -> [..], in fp64 and rounded once."""
-    if len(blocks) == 1 == blocks[0].shape[0]:
-        return blocks[0][0]
-    totals = [block.sum(0, dtype=torch.float64) for block in blocks]
-    return sum(totals[1:], start=totals[0]).to(blocks[0].dtype)
-
-
-def product(one: Tensor, other: Tensor) -> Tensor:
-    """torch.bmm in fp32 or wider; half precision factors stay what they are where the result can be fp32 at once."""
-    if one.is_cuda and one.dtype == other.dtype and one.dtype in (torch.bfloat16, torch.float16):
-        return torch.bmm(one, other, out_dtype=torch.float32)
-    return torch.bmm(wide(one), wide(other))
-
-
 @dataclass(frozen=True)
 class Stored(Contribution):
     """Per-example gradients that were computed anyway and are kept: [batch, *shape], in fp32 or wider."""
@@ -290,7 +268,7 @@ class Stored(Contribution):
             from hush.kernels.stored import weighted_rows
 
             values = self.values.flatten(1).contiguous()
-            block = -(-len(values) // -(-len(values) // BLOCK))
+            block = even(len(values), BLOCK)
             return add_blocks([weighted_rows(values, weights.factors, block)]).view(self.values.shape[1:])
         values = weights.clean(self.values)
         factors = weights.factors.to(values.dtype)
@@ -304,7 +282,7 @@ class Stored(Contribution):
         return large and kernels.available()
 
     def additions(self, batch: int) -> float:
-        return blocked_additions(batch, BLOCK)
+        return blocked_additions(batch, BLOCK) if self._in_one_pass else chained_additions(batch, BLOCK)
 
     def per_example(self) -> Tensor:
         return self.values
