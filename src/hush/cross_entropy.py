@@ -182,11 +182,11 @@ def _argument(node: Node, place: int = 0) -> Node:
 
 
 def _uses(node: Node) -> list[tuple[Node, int]]:
-    """The nodes that read this one, or a view of it, and as which argument."""
+    """The nodes that read this one, or a view of it, and as which argument (-1: by name, or among others in a list)."""
     found: list[tuple[Node, int]] = []
     for user in node.users:
         if user.target in _VIEWS:
             found += _uses(user)
         else:
-            found += [(user, place) for place, arg in enumerate(user.args) if arg is node]
+            found += [(user, place) for place, arg in enumerate(user.args) if arg is node] or [(user, -1)]
     return found
