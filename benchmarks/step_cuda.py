@@ -33,7 +33,8 @@ CASES = ("mlp60", "cnn24", "wrn16-4", "gpt2-512", "gpt2-2048", "gpt2-lora")
 SLOWEST = ("wrn16-4", "gpt2-512", "gpt2-2048", "gpt2-lora", "cnn24", "mlp60")
 """Those that compile longest come first: they decide how long all of it takes."""
 JAX = f"not measured: {'no way is written for it' if find_spec('jax_privacy') else 'jax_privacy is not installed here'}"
-GIB = 120.0
+GIB = 128.0
+"""Of the GPU's memory, for all processes together."""
 
 
 def measure_all(options: argparse.Namespace) -> None:
@@ -92,19 +93,19 @@ def ask(crew: Crew, chosen: list[str]) -> list[Job]:
     crew.add(job for name in chosen for job in built[name] if job.part.startswith("hush"))
     crew.add(job for name in chosen for job in built[name] if not job.part.startswith("hush"))
     for name in chosen:
-        timed.append(Job(name, "time", gib=26.0 if name.startswith("gpt2") else 6.0, listens=True))
+        timed.append(Job(name, "time", gib=22.0 if name.startswith("gpt2") else 4.0, listens=True))
         crew.add([timed[-1]], after=built[name])
     for kind in ("bf16", "fp32"):
         compared = [name for name in chosen if known[name].autocast or kind == "fp32"]
-        crew.add(Job(name, "exact", kind, gib=18.0 if name.startswith("gpt2") else 4.0) for name in compared)
+        crew.add(Job(name, "exact", kind, gib=14.0 if name.startswith("gpt2") else 3.0) for name in compared)
     return timed
 
 
 def way(case: str, form: str, listens: bool = False) -> Job:
     large = case.startswith("gpt2")
     if form.startswith(PEERS):
-        return Job(case, "way", form, gib=36.0 if large or case == "cnn24" else 8.0, listens=listens)
-    return Job(case, "way", form, gib=13.0 if large else 4.0, listens=listens)
+        return Job(case, "way", form, gib=30.0 if large or case == "cnn24" else 6.0, listens=listens)
+    return Job(case, "way", form, gib=10.0 if large else 3.0, listens=listens)
 
 
 def rest(crew: Crew, options: argparse.Namespace, found: dict, end: float, write) -> None:
