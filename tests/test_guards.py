@@ -1,5 +1,6 @@
 """The quick look at a model between lots sees everything that the thorough one would."""
 
+from collections import OrderedDict
 from collections.abc import Callable
 
 import pytest
@@ -35,7 +36,9 @@ def add_child(model: nn.Sequential) -> None:
 
 
 def rename(model: nn.Sequential) -> None:
-    model[0].register_parameter("other", model[0]._parameters.pop("weight"))
+    weight, bias = model[0]._parameters.pop("weight"), model[0]._parameters.pop("bias")
+    model[0].register_parameter("other", weight)
+    model[0].register_parameter("bias", bias)
 
 
 def change_class(model: nn.Sequential) -> None:
@@ -72,6 +75,14 @@ def test_every_change_of_the_model_is_another_state(change: Callable[[nn.Sequent
     assert guard.state() != before
     assert found == {name: p for name, p in model.named_parameters() if p.requires_grad}
     assert all(found[name] is p for name, p in model.named_parameters() if p.requires_grad)
+
+
+def test_modules_that_a_quick_look_cannot_read_are_new_in_every_lot() -> None:
+    model = network()
+    model[0]._parameters = OrderedDict(model[0]._parameters)  # as in models saved by old versions of PyTorch
+    guard = Guard(model)
+    states = [(guard.begin_lot(), guard.state())[1] for _ in range(3)]
+    assert len(set(states)) == 3
 
 
 def test_a_model_that_looks_the_same_again_is_the_same() -> None:

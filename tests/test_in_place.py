@@ -95,6 +95,18 @@ def test_other_strides_in_the_same_memory_are_another_batch(studio: Studio | Non
             torch.testing.assert_close(one, other)
 
 
+def test_large_models_read_two_places_in_turns(studio: Studio | None, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("hush.update._WHOLE_BELOW", 1)
+    torch.manual_seed(0)
+    model, y = nn.Linear(6, 3).to(DEVICE), torch.arange(N, device=DEVICE) % 3
+    places = [torch.randn(N, 6, device=DEVICE) for _ in range(2)]
+    found, expected = start(model, in_place=True), start(model, in_place=False)
+    for turn in range(24):
+        x = places[turn // 8 % 2]
+        for one, other in zip(found.step(x, y), expected.step(x, y), strict=True):
+            torch.testing.assert_close(one, other)
+
+
 def test_batches_that_never_lie_where_one_lay_are_refused(studio: Studio | None) -> None:
     loop = start(nn.Linear(6, 3).to(DEVICE), in_place=True)
     y = torch.zeros(N, dtype=torch.long, device=DEVICE)

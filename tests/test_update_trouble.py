@@ -240,6 +240,40 @@ def test_a_new_key_is_used_from_the_next_step_on(studio: Studio | None) -> None:
     assert subkey != old
 
 
+def test_a_forked_process_does_not_replay_the_key_of_its_parent(
+    studio: Studio | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = Run(captured=True, kind="plain", seed=None, steps=9, noise_multiplier=1e5)
+    subkeys = set()
+    for lot in run.private.lots():
+        run.batches(lot)
+        if lot.step == 5:
+            monkeypatch.setattr("hush.streams._Process.token", object())  # what a fork does in the child
+        run.step()
+        subkeys.add(run.private._releaser._normals.subkey())
+        numbers = np.empty(run.gradients[-1].numel(), np.float32)
+        fill_normals(numbers, run.private._releaser._normals.subkey(), lot.step)
+        torch.testing.assert_close(run.gradients[-1].cpu(), torch.from_numpy(numbers) * 1e5 / 20, rtol=1e-2, atol=10.0)
+    assert len(subkeys) == 2
+
+
+def test_a_larger_slack_counts_from_the_next_step_on(studio: Studio | None) -> None:
+    def more_slack(run: Run, step: int) -> None:
+        run.private._sum.slack = 0.5 if step < 7 else float("inf")
+
+    captured, plain = Run(captured=True, steps=8).train(more_slack), Run(captured=False, steps=8).train(more_slack)
+    assert_same(captured, plain)
+    with pytest.raises(ValueError, match="a bound must be a finite number"):
+        Run(captured=True, steps=9).train(more_slack)
+
+
+def test_a_batch_that_asks_for_gradients_is_not_captured(studio: Studio | None) -> None:
+    run = Run(captured=True, steps=5)
+    run.x.requires_grad_()
+    assert_same(run.train(), Run(captured=False, steps=5).train())
+    assert studio is None or studio.recordings == []
+
+
 def test_nothing_stays_in_the_gradients_when_a_capture_is_interrupted(
     studio: Studio | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
