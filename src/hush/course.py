@@ -26,6 +26,7 @@ class Course:
         self.step = 0
         self.charged = account.reserved if account is not None else 0
         self._steps_per_unit, self._units_per_draw = plan.lots.steps_per_unit, plan.lots.units_per_draw
+        self._last_paid = plan.steps + plan.reserve - 1
         self._units_drawn = 0
         self._unit: list[Indices] = []
         self.take_key()
@@ -52,7 +53,7 @@ class Course:
     def noise(self) -> float:
         """The noise multiplier that was paid for the lot that was drawn last."""
         paid = self.charged * self._steps_per_unit - len(self._unit) - 1
-        return self.plan.noise_at(min(paid, self.plan.steps + self.plan.reserve - 1))
+        return self.plan.noise_at(min(paid, self._last_paid))
 
     def spent(self, delta: float) -> Bounds:
         """Epsilon of all that was charged."""

@@ -56,6 +56,8 @@ class Releaser:
         """Let the noise of a lot be drawn while its gradients are computed, where a core is free for that."""
         if self._discrete or due.noise == 0 or torch.get_num_threads() >= _CORES:
             return  # without a free core both would wait for each other: benchmarks/NOTES.md
+        if next(iter(due.parameters.values())).is_cuda:
+            return  # its numbers are drawn on the GPU
         count = sum(parameter.numel() for parameter in due.parameters.values() if parameter.device.type == "cpu")
         if count >= _WORTH_PREPARING:
             self._normals.prepare(due.step, count)
