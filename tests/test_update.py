@@ -10,6 +10,7 @@ from recorder import Studio, play_graphs_on_cpu
 
 pytest.importorskip("triton")
 
+from hush import graphs
 from hush.gradients.clip import FlatClip, QuantileClip
 from hush.lots import PoissonLots
 
@@ -127,6 +128,28 @@ def test_a_learning_rate_in_a_host_tensor_is_not_frozen_into_the_graph(studio: S
             run.optimizer.param_groups[0]["lr"].mul_(0.5)
 
     assert_same(start(True).train(halve), start(False).train(halve))
+
+
+@pytest.mark.skipif(not ON_GPU, reason="needs a GPU")
+@pytest.mark.parametrize("kind", ["adamw", "fused"])
+def test_a_learning_rate_on_the_device_changes_every_step_without_another_capture(
+    kind: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    recorded, real = [], graphs.record
+
+    def record(function: Callable[[], Any], *, beside: Any = None) -> Any:
+        recorded.append(beside)
+        return real(function, beside=beside)
+
+    def halve(run: Run, step: int) -> None:
+        schedules[run].step()
+
+    monkeypatch.setattr(graphs, "record", record)
+    runs = [Run(captured=captured, kind=kind, steps=12) for captured in (True, False)]
+    schedules = {run: torch.optim.lr_scheduler.ExponentialLR(run.optimizer, 0.5) for run in runs}
+    captured, plain = [run.train(halve) for run in runs]
+    assert_same(captured, plain)
+    assert len(recorded) == 2, "the region, and the whole step"
 
 
 @pytest.mark.filterwarnings("ignore:Synchronization debug mode is a prototype")
