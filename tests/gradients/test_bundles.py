@@ -2,7 +2,7 @@
 
 import torch
 
-from hush.gradients.bundles import bundled
+from hush.gradients.bundles import Parts, bundled
 from hush.gradients.precision import upper_squared_norms
 from hush.gradients.site import Contribution, Stored, Weights
 
@@ -42,3 +42,23 @@ def test_no_matrix_is_wider_than_the_bound_on_rounding_wants() -> None:
     bundles = bundled(found, shapes)
     assert max(bundle.shape[0] for bundle in bundles) <= 8192
     assert sorted(name for bundle in bundles for name in bundle.names) == sorted(found)
+
+
+def test_parts_of_sums_are_added_up_for_a_whole_bundle() -> None:
+    found, shapes = stored(a=(3,), b=(2, 4), c=(5,), d=(7,), e=(2,), f=(6,))
+    found |= {name: Parts(torch.randn(5, 3, *shapes[name])) for name in ("a", "b", "d")}
+    found |= {"e": Parts(torch.randn(5, 2, 2))}  # with another number of parts
+    bundles = bundled(found, shapes)
+    assert sorted(bundle.names for bundle in bundles) == [("a", "b", "d"), ("c",), ("e",), ("f",)]
+    weights = Weights(torch.rand(5))
+    sums = {name: total for bundle in bundles for name, total in bundle.sums(weights).items()}
+    for bundle in bundles:
+        exact = sum(found[name].per_example().double().reshape(5, -1).square().sum(1) for name in bundle.names)
+        torch.testing.assert_close(bundle.contribution.squared_norms().double(), exact, rtol=1e-6, atol=0)
+    for name, part in found.items():
+        each = part.values.sum(1) if isinstance(part, Parts) else part.per_example()
+        assert torch.equal(part.per_example(), each)
+        torch.testing.assert_close(part.squared_norms(), each.reshape(5, -1).square().sum(1))
+        torch.testing.assert_close(part.weighted_sum(weights), torch.einsum("b,b...->...", weights.factors, each))
+        torch.testing.assert_close(sums[name], torch.einsum("b,b...->...", weights.factors, each))
+    assert Parts(torch.ones(5, 2, 3)).additions(7) == Stored(torch.ones(5, 3)).additions(7)

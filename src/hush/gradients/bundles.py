@@ -5,6 +5,7 @@ A network has a few of them for each layer, and each would cost several operatio
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 
 import torch
 from torch import Tensor
@@ -17,6 +18,30 @@ _WIDEST = 8192
 """Numbers of one example in one matrix: norms are summed along it, and the bound on rounding grows with its width."""
 _FEWEST = 3
 """So many are worth a copy into one matrix."""
+
+
+@dataclass(frozen=True)
+class Parts(Contribution):
+    """Stored gradients as sums over parts of the rows, not added up yet: that is done for all of a bundle at once."""
+
+    values: Tensor
+    """[batch, parts, *shape], in fp32 or wider."""
+
+    @cached_property
+    def _added(self) -> Stored:
+        return Stored(self.values.sum(1))
+
+    def additions(self, batch: int) -> float:
+        return self._added.additions(batch)
+
+    def squared_norms(self) -> Tensor:
+        return self._added.squared_norms()
+
+    def weighted_sum(self, weights: Weights) -> Tensor:
+        return self._added.weighted_sum(weights)
+
+    def per_example(self) -> Tensor:
+        return self._added.values
 
 
 @dataclass(frozen=True)
@@ -42,11 +67,13 @@ class Bundle:
 
 def bundled(found: Mapping[str, Contribution], shapes: Mapping[str, tuple[int, ...]]) -> list[Bundle]:
     """All contributions, the small stored ones together where there are several."""
-    waiting: dict[torch.dtype, list[str]] = {}
+    waiting: dict[object, list[str]] = {}
     bundles: list[Bundle] = []
     for name, part in found.items():
-        if isinstance(part, Stored) and part.known is None and _size(shapes[name]) <= _SMALL:
-            names = waiting.setdefault(part.values.dtype, [])
+        small = _size(shapes[name]) <= _SMALL
+        if small and (isinstance(part, Parts) or (isinstance(part, Stored) and part.known is None)):
+            kind = part.values.shape[1] if isinstance(part, Parts) else None
+            names = waiting.setdefault((part.values.dtype, kind), [])
             if sum(_size(shapes[other]) for other in names) + _size(shapes[name]) > _WIDEST:
                 bundles += _together(names, found, shapes)
                 names.clear()
@@ -63,8 +90,12 @@ def _together(
 ) -> list[Bundle]:
     if len(names) < _FEWEST:
         return [Bundle((name,), (shapes[name],), found[name]) for name in names]
-    values = [part.values.reshape(len(part.values), -1) for part in map(found.get, names) if isinstance(part, Stored)]
-    return [Bundle(tuple(names), tuple(shapes[name] for name in names), Stored(torch.cat(values, 1)))]
+    parts = [part for part in map(found.get, names) if isinstance(part, Stored | Parts)]
+    if isinstance(parts[0], Parts):
+        values = torch.cat([part.values.flatten(2) for part in parts], 2).sum(1)
+    else:
+        values = torch.cat([part.values.reshape(len(part.values), -1) for part in parts], 1)
+    return [Bundle(tuple(names), tuple(shapes[name] for name in names), Stored(values))]
 
 
 def _size(shape: tuple[int, ...]) -> int:

@@ -6,6 +6,7 @@ InstanceNorm needs no rule: it repeats its weight for each example, and that rep
 import torch
 from torch import Tensor
 
+from hush.gradients.bundles import Parts
 from hush.gradients.site import Contribution, Layout, Rule, Site, Stored, wide
 
 _PART = 32
@@ -31,17 +32,21 @@ def _affine(site: Site, shape: tuple[int, ...], normalised: Tensor) -> dict[int,
     gradient = wide(site.grad)
     found: dict[int, Contribution] = {}
     if 1 in site.wanted:
-        found[1] = Stored(_per_example(site.layout, gradient * normalised, shape))
+        found[1] = _added_up(site.layout, gradient * normalised, shape)
     if 2 in site.wanted:
-        found[2] = Stored(_per_example(site.layout, gradient, shape))
+        found[2] = _added_up(site.layout, gradient, shape)
     return found
 
 
-def _per_example(layout: Layout, values: Tensor, shape: tuple[int, ...]) -> Tensor:
-    split = layout.split(values)
-    split = split.reshape(layout.batch, -1, *shape)
+def _added_up(layout: Layout, values: Tensor, shape: tuple[int, ...]) -> Contribution:
+    split = layout.split(values).reshape(layout.batch, -1, *shape)
     if _in_parts(split):
-        return split.unflatten(1, (-1, _PART)).sum(2).sum(1)
+        return Parts(split.unflatten(1, (-1, _PART)).sum(2))
+    return Stored(split[:, 0] if split.shape[1] == 1 else split.sum(1))
+
+
+def _per_example(layout: Layout, values: Tensor, shape: tuple[int, ...]) -> Tensor:
+    split = layout.split(values).reshape(layout.batch, -1, *shape)
     return split[:, 0] if split.shape[1] == 1 else split.sum(1)
 
 
