@@ -51,8 +51,8 @@ def chained_additions(batch: int, longest: int) -> float:
 
 def long_block(terms: int) -> int:
     """How many examples of so many rows may be added up in one chain: the bound on rounding stays at 0.6 percent."""
-    half, room = rho(terms), _LONG_SLACK * 2**24 / terms
-    return max(1, min(BLOCK, int(math.sqrt(half**2 + room) - half)))
+    parts, room = 2 * rho(terms), _LONG_SLACK * 2**24 / terms
+    return max(1, min(BLOCK, int(math.sqrt(parts**2 + room) - parts)))
 
 
 def long_additions(batch: int, terms: int) -> float:
@@ -61,7 +61,7 @@ def long_additions(batch: int, terms: int) -> float:
     if most == 1:  # each example is added up by itself
         return chained_additions(batch, BLOCK) + 9.0 * min(batch, _FEW * BLOCK)
     block = min(batch, most)
-    return block * terms * (block + 2 * rho(terms)) + (9.0 * min(batch, _FEW * block) + 2.0 * batch) * (block < batch)
+    return block * terms * (block + 4 * rho(terms)) + (9.0 * min(batch, _FEW * block) + 2.0 * batch) * (block < batch)
 
 
 def blocked_sum(factors: Tensor, values: Tensor) -> Tensor:

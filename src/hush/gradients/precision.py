@@ -3,22 +3,28 @@
 u is the unit roundoff of the sums (2^-24 in fp32); gamma(k) = k u / (1 - k u) bounds the relative error of a sum of k
 terms of one sign in any order (Higham, Accuracy and Stability of Numerical Algorithms, section 4.2).
 
-One example. Its squared norm s is computed as s' from sums whose longest chain is k: |s' - s| <= gamma(k) m^2, with m
-the *mass*, the sum of the norms of the products that add up to G_i (m = |G_i| where that is one product, or where G_i
-is stored). What the weighted sum adds for it differs from factor * G_i by at most (gamma(terms + 3) + unit) factor m,
-where unit is not 0 if the hardware rounds the factors of products (tf32). So U^2 = s' + (gamma(k) + 2.1 (gamma(terms
-+ 3) + unit)) m^2 bounds the squared norm of what is really added, and the factor C / max(U, C) keeps that below C: a
-lot of one example has norm <= C, whatever the dtype of the model.
+One example. G_i is a sum of `terms` products, one for each row. The *mass* m is the sum of their norms; where there is
+one product, it is |G_i|. A sum of these products, in whatever order, errs by at most e m with e = gamma(terms + 3) +
+unit, where unit is not 0 if the hardware rounds the factors of products (tf32). So what the weighted sum adds for an
+example is at most factor (|G_i| + e m) long. The norm comes in one of three ways:
+- of what is stored, and summed later (terms = 1): s' is right up to gamma(k), k the longest chain of sums behind it;
+- of a gradient P that is formed for its norm only: the same for |P|, and |G_i| <= |P| + e m;
+- from inner products of pairs of rows: |s' - |G_i|^2| <= gamma(k) m^2, since rounding knows nothing of what cancels.
+U, the root of s' and its error, and e m (2 e m for P) on top, bounds the norm of what is really added; over several
+tensors norms and masses are added up as squares (Minkowski). The factor C / max(U, C) keeps it below C: a lot of one
+example has norm <= C, whatever the dtype of the model. The mass of independent rows is sqrt(terms) times the norm, so
+pairs serve only where gamma(k) terms is small.
 
 One batch. On neighbouring data a batch has the same shapes, and all other batches are the same bit for bit; but the
 sum over the rows of this one may round differently at every addition after the changed example. An addition errs by
-at most u times the norm of its result. There are R = batch * terms rows. In whatever tree neighbours are added, a
-partial sum of b whole examples is at most b C, and a part of the rows of an example at most RHO C (the factor also
-keeps factor * m below RHO C). In the worst tree, one row after another, the norms of all partial sums add up to R
-(batch / 2 + RHO) C on either side: slack = u R (batch + 2 RHO), with RHO = 1 where terms = 1. For 256 examples of one
-row: 0.4 percent. Where examples are summed in blocks of b, only the block of the changed example rounds differently,
-and the sum over the blocks, taken in fp64, is rounded once: batch becomes b, and 4 u batch is added. Blocks are chosen
-so that the slack stays near 3 percent however large the batch.
+at most u times the norm of its result. The R = batch * terms rows lie one example after another, and neighbours are
+added up in whatever tree. A partial sum holds whole examples, b of them at most b C long, and parts of two others, no
+longer than rho C each (`floor` keeps factor * m below that). In the worst trees, one row after another, the norms of
+all partial sums add up to less than R (batch / 2 + 2 rho) C on either side: slack = u R (batch + 4 rho), and u batch
+(batch + 2) where terms = 1. If blocks of b examples are summed, only the block of the changed one rounds differently
+and batch becomes b; a few blocks (8) are then added up one after the other, 9 u batch for both sides, many in fp64
+and rounded once, 2 u batch. Examples of so many rows that a block would hold but one are added up each by itself, as
+if terms = 1. Blocks are chosen so that the slack stays below 1 percent up to 60,000 examples of one row in a batch.
 
 Across the batches of a lot sums are added in fp64 (`BoundedSum.__add__`): 10,000 batches add less than 1e-6.
 """
