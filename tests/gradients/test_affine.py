@@ -8,7 +8,7 @@ from oracles import gradients as oracle
 from torch import Tensor, nn
 
 from hush.gradients import FlatClip, PerLayerClip, affine, clipped_sum, precision
-from hush.gradients.blocks import blocked_additions
+from hush.gradients.blocks import CHAIN, chained_additions
 from hush.gradients.bounded import Group
 from hush.gradients.clip import Clip
 
@@ -36,7 +36,7 @@ def norm(tensors: dict[str, Tensor]) -> float:
     return float(sum(tensor.double().square().sum() for tensor in tensors.values())) ** 0.5
 
 
-@pytest.mark.parametrize("rows", [64, 600, affine.ONE_CHAIN + 1, 769])
+@pytest.mark.parametrize("rows", [64, 600, CHAIN + 1, 769])
 @pytest.mark.parametrize("kind", SHAPES)
 def test_sums_are_those_of_the_float64_loop(kind: str, rows: int) -> None:
     model, batch = sample(rows, SHAPES[kind])
@@ -70,7 +70,7 @@ def test_each_large_tensor_is_read_by_one_product(kind: str, monkeypatch: pytest
     assert seen == wanted[kind]
 
 
-@pytest.mark.parametrize("rows", [256, affine.ONE_CHAIN, 800])
+@pytest.mark.parametrize("rows", [256, CHAIN, 800])
 @pytest.mark.parametrize("kind", SHAPES)
 def test_neighbours_differ_by_at_most_the_sensitivity(kind: str, rows: int) -> None:
     model, batch = sample(rows, SHAPES[kind])
@@ -115,7 +115,7 @@ def test_weight_and_bias_in_two_groups_get_two_factors(kind: str) -> None:
     model, batch = sample(64, SHAPES[kind])
     gradients = oracle.per_example_gradients(model, batch, losses_of)
     total = clipped_sum(losses_of(model, batch), params(model), Apart())
-    slack = precision.slack(blocked_additions(64, affine.ONE_CHAIN), torch.float32)
+    slack = precision.slack(chained_additions(64), torch.float32)
     assert [group.bound for group in total.groups] == [0.5 * (1 + slack), 0.25 * (1 + slack)]
     for name, bound in (("weight", 0.5), ("bias", 0.25)):
         expected = oracle.clipped_sum({name: gradients[name]}, bound)[name]

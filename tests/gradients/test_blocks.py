@@ -9,8 +9,7 @@ from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from hush.gradients import FlatClip, clipped_sum, linear, precision
-from hush.gradients.affine import ONE_CHAIN
-from hush.gradients.blocks import BLOCK, chained, chained_additions, long_additions, long_block, rho
+from hush.gradients.blocks import BLOCK, CHAIN, chained, chained_additions, long_additions, long_block, rho
 
 
 class Chains(TorchDispatchMode):
@@ -54,13 +53,13 @@ class TimeFirst(nn.Linear):
 
 CASES: dict[str, tuple[Callable[[], nn.Module], tuple[int, ...], float, float]] = {
     # model, batch, additions of the sum, longest chain that these stand for
-    "rows alone, joint": (lambda: nn.Linear(3, 30), (1000, 3), chained_additions(1000, ONE_CHAIN), 167),
-    "rows alone, narrow": (lambda: nn.Linear(30, 3), (1000, 30), chained_additions(1000, ONE_CHAIN), 167),
-    "rows alone, no bias": (lambda: nn.Linear(9, 7, bias=False), (999, 9), chained_additions(999, ONE_CHAIN), 167),
-    "rows alone, twice": (lambda: nn.Linear(30, 3), (600, 30), chained_additions(600, ONE_CHAIN), 300),
+    "rows alone, joint": (lambda: nn.Linear(3, 30), (1000, 3), chained_additions(1000), 167),
+    "rows alone, narrow": (lambda: nn.Linear(30, 3), (1000, 30), chained_additions(1000), 167),
+    "rows alone, no bias": (lambda: nn.Linear(9, 7, bias=False), (999, 9), chained_additions(999), 167),
+    "rows alone, twice": (lambda: nn.Linear(30, 3), (600, 30), chained_additions(600), 300),
     "rows": (lambda: nn.Linear(40, 50, bias=False), (301, 12, 40), long_additions(301, 12), 12 * long_block(12)),
     "pixels": (lambda: nn.Conv2d(20, 24, 3, bias=False), (151, 20, 8, 8), long_additions(151, 36), 36 * long_block(36)),
-    "kept kernels": (lambda: nn.Conv1d(2, 3, 2, bias=False), (601, 2, 9), chained_additions(601, BLOCK), 151),
+    "kept kernels": (lambda: nn.Conv1d(2, 3, 2, bias=False), (601, 2, 9), chained_additions(601), 301),
     "rows, time first": (TimeFirst, (200, 8, 40), long_additions(200, 8), 8 * 67),
 }
 
@@ -136,10 +135,10 @@ def test_every_example_is_in_exactly_one_block(kind: str, fresh_plans: None) -> 
         assert (total - expected).norm() <= 0.1 * expected.norm()
 
 
-@pytest.mark.parametrize("rows", [1, BLOCK, BLOCK + 1, 2 * BLOCK, 2 * BLOCK + 1, 600, 1000])
+@pytest.mark.parametrize("rows", [1, CHAIN, CHAIN + 1, 2 * CHAIN, 2 * CHAIN + 1, 600, 1000])
 def test_blocks_of_rows_cover_all_rows_once(rows: int) -> None:
     left, right = torch.eye(rows), torch.arange(1.0, rows + 1)[:, None]
-    assert torch.equal(chained(left, right, BLOCK), right)
+    assert torch.equal(chained(left, right), right)
 
 
 @pytest.mark.parametrize("terms", [2, 12, 64, 512, 1024, 10**5])

@@ -9,11 +9,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from hush.gradients.blocks import chained, chained_additions
+from hush.gradients.blocks import CHAIN, chained, chained_additions
 from hush.gradients.site import Contribution, Layout, Weights, wide
 
-ONE_CHAIN = 320
-"""Examples of one row that are added up by one product; up to twice as many by two, more in blocks."""
 _COLUMNS_WORTH_COPYING = 4
 """Weight and bias come from one product if the weight has so many times fewer columns than there are rows."""
 _ALIGNED = 16
@@ -58,12 +56,12 @@ class Affine:
         return both[:, :width].contiguous(), both[:, width].contiguous()
 
     def _bias(self, scaled: Tensor) -> Tensor:
-        if self.layout.batch <= ONE_CHAIN:
+        if self.layout.batch <= CHAIN:
             return scaled.sum(0)
         return self._added(scaled.new_ones(scaled.shape[0], 1), scaled)[0]
 
     def _added(self, left: Tensor, right: Tensor) -> Tensor:
-        return chained(left, right, ONE_CHAIN)
+        return chained(left, right)
 
 
 @dataclass(frozen=True)
@@ -73,7 +71,7 @@ class Bias(Contribution):
     layer: Affine
 
     def additions(self, batch: int) -> float:
-        return chained_additions(batch, ONE_CHAIN)
+        return chained_additions(batch)
 
     def squared_norms(self) -> Tensor:
         return self.layer.squared_gradients

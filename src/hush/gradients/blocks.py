@@ -10,7 +10,9 @@ import torch
 from torch import Tensor
 
 BLOCK = 256
-"""Examples whose stored gradients are added up in one chain, at most; blocks are added up afterwards."""
+"""Examples that a kernel of a GPU adds up in one chain, at most; blocks are added up afterwards."""
+CHAIN = 320
+"""Examples that are added up by one product; up to twice as many by two, more in blocks."""
 _SHORT = 192
 """Examples of one block where there are more than two."""
 _FEW = 8
@@ -42,11 +44,11 @@ def blocked_additions(batch: int, block: int) -> float:
     return block * (block + 2.0) + 2.0 * batch
 
 
-def chained_additions(batch: int, longest: int) -> float:
+def chained_additions(batch: int) -> float:
     """As `Contribution.additions` for `chained`: of this batch and of every smaller one."""
-    if batch <= longest:
+    if batch <= CHAIN:
         return batch * (batch + 2.0)
-    return max(blocked_additions(min(batch, 2 * longest), longest), blocked_additions(batch, _SHORT))
+    return max(blocked_additions(min(batch, 2 * CHAIN), CHAIN), blocked_additions(batch, _SHORT))
 
 
 def long_block(terms: int) -> int:
@@ -59,23 +61,25 @@ def long_additions(batch: int, terms: int) -> float:
     """As `blocked_additions`, for examples of several rows, whose parts may be as long as rho C; see `added`."""
     most = long_block(terms)
     if most == 1:  # each example is added up by itself
-        return chained_additions(batch, BLOCK) + 9.0 * min(batch, _FEW * BLOCK)
+        return chained_additions(batch) + 9.0 * min(batch, _FEW * CHAIN)
     block = min(batch, most)
     return block * terms * (block + 4 * rho(terms)) + (9.0 * min(batch, _FEW * block) + 2.0 * batch) * (block < batch)
 
 
 def blocked_sum(factors: Tensor, values: Tensor) -> Tensor:
-    """sum_i factor_i * values_i of [batch, n] values, no more than 256 examples in one chain."""
-    return chained(factors[:, None], values, BLOCK)[0]
+    """sum_i factor_i * values_i of [batch, n] values, no more than 320 examples in one chain."""
+    return chained(factors[:, None], values)[0]
 
 
-def chained(left: Tensor, right: Tensor, longest: int) -> Tensor:
+def chained(left: Tensor, right: Tensor) -> Tensor:
     """left.t() @ right over the rows, in fp32 or wider: in one chain, two, or blocks of at most 192 rows."""
     rows = len(left)
-    if rows <= 2 * longest:
-        cuts = _cuts(rows, rows if rows <= longest else even(rows, longest))
-        return added((_one_product(left[cut], right[cut]) for cut in cuts), len(cuts))
     size = even(rows, _SHORT)
+    if left.is_cuda and CHAIN < rows <= _FEW * size and rows % size == 0:
+        return in_blocks(left, right, size)[0].sum(0)  # side by side they take less time than one after the other
+    if rows <= 2 * CHAIN:
+        cuts = _cuts(rows, even(rows, CHAIN))
+        return added((_one_product(left[cut], right[cut]) for cut in cuts), len(cuts))
     some = max(1, _PIECE_BYTES // (4 * left.shape[1] * right.shape[1])) * size
     total: Tensor | None = None
     for cut in _cuts(rows, some):

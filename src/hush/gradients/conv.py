@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from hush.gradients.blocks import BLOCK, added, blocked_sum, chained_additions, even, long_block
+from hush.gradients.blocks import added, blocked_sum, chained_additions, even, long_block
 from hush.gradients.conv_cuda import on_gpu
 from hush.gradients.conv_geometry import Geometry, flat_grid, phase_combinations
 from hush.gradients.conv_ghost import ghost_norms, line_length
@@ -80,7 +80,7 @@ class KeptKernels(Contribution):
         return blocked_sum(factors, values.flatten(1)).view(values.shape[1:]).transpose(1, 2).reshape(self.shape)
 
     def additions(self, batch: int) -> float:
-        return chained_additions(batch, BLOCK)
+        return chained_additions(batch)
 
     def per_example(self) -> Tensor:
         return self.values.transpose(2, 3).reshape(-1, *self.shape)

@@ -6,7 +6,7 @@ from functools import cached_property
 import torch
 from torch import Tensor
 
-from hush.gradients.blocks import BLOCK, chained_additions
+from hush.gradients.blocks import CHAIN, chained_additions
 from hush.gradients.linear import Products
 from hush.gradients.site import Contribution, Rule, Site, Weights, wide
 
@@ -56,12 +56,12 @@ class Rows(Contribution):
             sums = sums.masked_fill(weights.silent[owner][:, None], 0)
         sums = sums * weights.factors.to(sums.dtype)[owner][:, None]
         # One row of the table may take a number from every example: a long chain of them in fp64, rounded once.
-        kind = sums.dtype if self.batch <= BLOCK else torch.float64
+        kind = sums.dtype if self.batch <= CHAIN else torch.float64
         total = torch.zeros(self.table, sums.shape[1], dtype=kind, device=sums.device)
         return total.index_add_(0, index, sums.to(kind)).to(sums.dtype)
 
     def additions(self, batch: int) -> float:
-        return chained_additions(batch, BLOCK)
+        return chained_additions(batch)
 
     def per_example(self) -> Tensor:
         flat = self.gradients.new_zeros(self.batch * self.table, self.gradients.shape[1])

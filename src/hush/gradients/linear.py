@@ -7,8 +7,8 @@ from functools import cached_property
 import torch
 from torch import Tensor
 
-from hush.gradients.affine import ONE_CHAIN, Affine, Bias, one_row, squared
-from hush.gradients.blocks import BLOCK, added, blocked_sum, chained, chained_additions, even, long_block, product
+from hush.gradients.affine import Affine, Bias, one_row, squared
+from hush.gradients.blocks import added, blocked_sum, chained, chained_additions, even, long_block, product
 from hush.gradients.cuda_products import on_matrix_units
 from hush.gradients.cuda_rows import FusedRows, fused_rows
 from hush.gradients.precision import product_unit, unit
@@ -68,7 +68,7 @@ class Products(Contribution):
         if self._fused is not None:
             return self._fused.additions(batch)
         if self._length == 1:
-            return chained_additions(batch, BLOCK if self._half else ONE_CHAIN)
+            return chained_additions(batch)
         return super().additions(batch) if self._kept is None else self._kept.additions(batch)
 
     @property
@@ -186,7 +186,7 @@ class Products(Contribution):
             inputs = weights.clean_rows(self.inputs, self.layout, 0)
             gradients = weights.clean_rows(self.gradients, self.layout, 0)
             scaled = wide(gradients) * self.layout.per_row(weights.factors)[:, None]
-            total = chained(scaled.to(gradients.dtype), inputs, BLOCK)
+            total = chained(scaled.to(gradients.dtype), inputs)
         else:
             inputs = wide(weights.clean_rows(self.inputs, self.layout, 0))
             gradients = wide(weights.clean_rows(self.gradients, self.layout, 0))
@@ -202,7 +202,7 @@ class Products(Contribution):
     def _summed(self, inputs: Tensor, gradients: Tensor) -> Tensor:
         """The product over all rows, one example after another, in blocks where one chain would round too much."""
         if self._length == 1:
-            return chained(gradients, inputs, ONE_CHAIN)
+            return chained(gradients, inputs)
         inputs, gradients = self.layout.split(inputs, 0), self.layout.split(gradients, 0)
         if self._one_by_one:
             ones = gradients.new_ones(self.layout.batch)

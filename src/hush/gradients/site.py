@@ -282,7 +282,7 @@ class Stored(Contribution):
         return large and kernels.available()
 
     def additions(self, batch: int) -> float:
-        return blocked_additions(batch, BLOCK) if self._in_one_pass else chained_additions(batch, BLOCK)
+        return blocked_additions(batch, BLOCK) if self._in_one_pass else chained_additions(batch)
 
     def per_example(self) -> Tensor:
         return self.values
