@@ -19,6 +19,7 @@ DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 def narrow(monkeypatch: pytest.MonkeyPatch) -> None:
     """Several parts to a row without long rows."""
     monkeypatch.setattr(cross_entropy, "_COLUMNS", 32)
+    monkeypatch.setattr(cross_entropy, "_SUMMED", 64)
 
 
 def some(rows: int, columns: int, kind: torch.dtype = torch.float16) -> tuple[Tensor, Tensor, Tensor]:
@@ -71,16 +72,22 @@ def test_logits_far_from_zero_are_as_good_as_others(shift: float) -> None:
 
 
 def test_rows_with_room_between_them_are_read_where_they_lie() -> None:
-    logits, classes, weights = some(5, 48)
-    want = log_sums(logits)
-    for room in (8, 3):
-        apart = F.pad(logits, (0, room), value=float("nan"))[:, :48]
-        assert torch.equal(log_sums(apart), want)
-        assert torch.equal(
-            logit_gradients(apart, want, classes, weights), logit_gradients(logits, want, classes, weights)
-        )
-    turned = logits.t().contiguous().t()
-    assert torch.equal(log_sums(turned), want)
+    logits, classes, weights = some(5, 45)
+    sums = log_sums(logits)
+    want = logit_gradients(logits, sums, classes, weights)
+    for room, vectors in ((3, True), (8, False), (19, True)):
+        apart = F.pad(logits, (0, room), value=float("nan"))[:, :45]
+        assert cross_entropy._vectors(apart) is vectors
+        torch.testing.assert_close(log_sums(apart), sums, rtol=1e-6, atol=0)
+        assert torch.equal(logit_gradients(apart, sums, classes, weights), want)
+    torch.testing.assert_close(log_sums(logits.t().contiguous().t()), sums, rtol=1e-6, atol=0)
+
+
+def test_nothing_is_read_behind_the_last_row() -> None:
+    logits, _, _ = some(5, 48)
+    tight = logits.flatten()[: 5 * 48 - 3].clone().as_strided((5, 45), (48, 1))
+    assert not cross_entropy._vectors(tight)
+    torch.testing.assert_close(log_sums(tight), log_sums(logits[:, :45]), rtol=1e-6, atol=0)
 
 
 def test_logits_of_minus_infinity_are_classes_that_cannot_be() -> None:

@@ -36,6 +36,7 @@ def test_norms_and_sums_are_those_of_products(
     torch.testing.assert_close(total, torch.einsum("b,bji->ji", factors.double(), want), rtol=1e-5, atol=1e-4)
 
 
+@pytest.mark.filterwarnings("ignore::RuntimeWarning")  # infinities, in the interpreter
 def test_an_example_without_weight_adds_nothing_whatever_it_holds() -> None:
     torch.manual_seed(0)
     x, g = halves(3, 40, 128), halves(3, 40, 136)

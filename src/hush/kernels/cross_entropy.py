@@ -11,8 +11,19 @@ from torch import Tensor
 
 from hush.kernels.rows import ANY_LAYOUT
 
-_COLUMNS = 4096
+_COLUMNS = 2048
+_SUMMED = 4096
+"""Columns that a program reads at a time, for gradients and for sums."""
 _LOG2_E = tl.constexpr(1.4426950408889634)
+
+
+@triton.jit
+def _bounds(row, stride, columns, VECTORS: tl.constexpr):  # type: ignore[no-untyped-def]
+    """Where a row starts, and how many of its numbers are read: whole groups of eight where all of them are memory."""
+    if VECTORS:
+        return tl.multiple_of(row * stride, 8), tl.cdiv(columns, 8) * 8
+    else:
+        return row * stride, columns
 
 
 @triton.jit
@@ -21,19 +32,20 @@ def _log_sums(  # type: ignore[no-untyped-def]
 ):
     """The logarithm of the sum of the exponentials of one row."""
     row = tl.program_id(0).to(tl.int64)
-    start = row * stride
-    if VECTORS:
-        start = tl.multiple_of(start, 8)
-    c = tl.arange(0, BN)
-    top = -1.0e38  # a finite number, so that logits of minus infinity add exp(-inf) = 0
-    total = tl.zeros([BN], tl.float32)
+    start, stop = _bounds(row, stride, columns, VECTORS)
+    # Groups of eight numbers, each group with its own largest one: threads do not wait for each other.
+    c = tl.arange(0, BN // 8)[:, None] * 8 + tl.arange(0, 8)[None, :]
+    top = tl.full([BN // 8], -1.0e38, tl.float32)  # finite, so that logits of minus infinity add exp(-inf) = 0
+    total = tl.zeros([BN // 8], tl.float32)
     for left in range(0, columns, BN):
-        inside = left + c < columns
-        x = tl.load(logits + start + left + c, mask=inside, other=float("-inf")).to(tl.float32)
-        higher = tl.maximum(top, tl.max(x, axis=0))
-        total = total * tl.exp2((top - higher) * _LOG2_E) + tl.exp2((x - higher) * _LOG2_E)
+        x = tl.load(logits + start + left + c, mask=left + c < stop, other=0.0).to(tl.float32) * _LOG2_E
+        x = tl.where(left + c < columns, x, float("-inf"))
+        higher = tl.maximum(top, tl.max(x, axis=1))
+        total = total * tl.exp2(top - higher) + tl.sum(tl.exp2(x - higher[:, None]), axis=1)
         top = higher
-    tl.store(sums + row, top + tl.log(tl.sum(total, axis=0)))
+    highest = tl.max(top, axis=0)
+    total = tl.sum(total * tl.exp2(top - highest), axis=0)
+    tl.store(sums + row, (highest + tl.log2(total)) / _LOG2_E)
 
 
 @triton.jit
@@ -42,15 +54,12 @@ def _logit_gradients(  # type: ignore[no-untyped-def]
 ):
     """A part of one row of the gradient; the columns of padding are zeros."""
     row = tl.program_id(1).to(tl.int64)
-    start = row * stride
-    if VECTORS:
-        start = tl.multiple_of(start, 8)
+    start, stop = _bounds(row, stride, columns, VECTORS)
     c = tl.program_id(0) * BN + tl.arange(0, BN)
-    inside = c < columns
-    x = tl.load(logits + start + c, mask=inside, other=0.0).to(tl.float32)
+    x = tl.load(logits + start + c, mask=c < stop, other=0.0).to(tl.float32)
     share = tl.exp2((x - tl.load(sums + row)) * _LOG2_E)
     share = tl.where(c == tl.load(classes + row), share - 1.0, share)
-    value = tl.where(inside, share * tl.load(weights + row), 0.0)
+    value = tl.where(c < columns, share * tl.load(weights + row), 0.0)
     tl.store(out + row * padded + c, value.to(out.dtype.element_ty), mask=c < padded)
 
 
@@ -66,7 +75,7 @@ def log_sums(logits: Tensor) -> Tensor:
     logits = _along(logits)
     rows, columns = logits.shape
     sums = torch.empty(rows, dtype=torch.float32, device=logits.device)
-    _log_sums[(rows,)](logits, sums, logits.stride(0), columns, BN=_COLUMNS, VECTORS=_vectors(logits), num_warps=4)
+    _log_sums[(rows,)](logits, sums, logits.stride(0), columns, BN=_SUMMED, VECTORS=_vectors(logits), num_warps=4)
     return sums
 
 
@@ -100,5 +109,7 @@ def _along(logits: Tensor) -> Tensor:
 
 
 def _vectors(logits: Tensor) -> bool:
-    """Whether all rows start on 16 bytes."""
-    return logits.stride(0) % 8 == 0 and logits.data_ptr() % 16 == 0
+    """Whether all rows start on 16 bytes, and the room between them is memory behind the last one too."""
+    rows, stride = logits.shape[0], logits.stride(0)
+    room = logits.untyped_storage().nbytes() // logits.element_size() - logits.storage_offset()
+    return stride % 8 == 0 and logits.data_ptr() % 16 == 0 and rows * stride <= room

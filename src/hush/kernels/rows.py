@@ -26,21 +26,35 @@ _STRIP = 8
 
 @triton.jit
 def _row_squares(  # type: ignore[no-untyped-def]
-    inputs, gradients, squares, length, width,
+    inputs, gradients, squares, length, units, across, down, more_across, more_down, more_examples,
     BJ: tl.constexpr, BC: tl.constexpr, BP: tl.constexpr, STAGES: tl.constexpr,
 ):  # fmt: skip
-    """The sum of the squares of a tile of one example's product."""
-    example = tl.program_id(1)
-    across = tl.cdiv(width, BC)
-    left = (tl.program_id(0) % across) * BC
-    top = (tl.program_id(0) // across) * BJ
+    """The sums of the squares of tiles of one example's product; a program takes every so-many-th tile of the batch."""
+    unit = tl.program_id(0)
+    column = unit % across
+    line = unit // across % down
+    example = unit // (across * down)
+    mine = tl.cdiv(units - unit, tl.num_programs(0))
+    row = 0
     values = tl.zeros([BJ, BC], tl.float32)
-    for row in tl.range(0, length, BP, num_stages=STAGES):
-        x = inputs.load([example, row, left]).reshape(BP, BC)
-        g = gradients.load([example, row, top]).reshape(BP, BJ)
+    for _ in tl.range(0, mine * tl.cdiv(length, BP), num_stages=STAGES):
+        x = inputs.load([example, row, column * BC]).reshape(BP, BC)
+        g = gradients.load([example, row, line * BJ]).reshape(BP, BJ)
         values = tl.dot(tl.trans(g), x, values)
-    place = squares + example * tl.num_programs(0) + tl.program_id(0)
-    tl.store(place, tl.sum(tl.sum(values * values, axis=1), axis=0))
+        ends = row + BP >= length
+        if ends:
+            tl.store(squares + unit, tl.sum(tl.sum(values * values, axis=1), axis=0))
+            values = tl.zeros([BJ, BC], tl.float32)
+        # Where the next rows lie, without a branch and without divisions: they are asked for long before.
+        next_column = column + more_across
+        over = (next_column >= across).to(tl.int32)
+        next_line = line + more_down + over
+        beyond = (next_line >= down).to(tl.int32)
+        row = tl.where(ends, 0, row + BP)
+        unit = tl.where(ends, unit + tl.num_programs(0), unit)
+        column = tl.where(ends, next_column - over * across, column)
+        line = tl.where(ends, next_line - beyond * down, line)
+        example = tl.where(ends, example + more_examples + beyond, example)
 
 
 @triton.jit
@@ -133,19 +147,21 @@ def weighted_sum(inputs: Tensor, gradients: Tensor, factors: Tensor) -> Tensor:
 def _squares_of_tiles(inputs: Tensor, gradients: Tensor) -> Tensor:
     inputs, gradients = readable(inputs), readable(gradients)
     batch, length, width = inputs.shape
-    down, across, options = _one_example(length)
-    tiles = _tiles(gradients.shape[2], width, down, across)
-    squares = torch.empty(batch, tiles, dtype=torch.float32, device=inputs.device)
-    _row_squares[(tiles, batch)](
-        *_blocks(inputs, gradients, down, across), squares, length, width,
-        BJ=down, BC=across, BP=_ROWS, **options,
+    high, wide, options = _SQUARE_TILES
+    down, across = -(-gradients.shape[2] // high), -(-width // wide)
+    squares = torch.empty(batch, down * across, dtype=torch.float32, device=inputs.device)
+    programs = min(_programs(inputs), squares.numel())
+    steps = programs % across, programs // across % down, programs // (across * down)
+    _row_squares[(programs,)](
+        *_blocks(inputs, gradients, high, wide), squares, length, squares.numel(), across, down, *steps,
+        BJ=high, BC=wide, BP=_ROWS, **options,
     )  # fmt: skip
     return squares
 
 
 @_squares_of_tiles.register_fake
 def _(inputs: Tensor, gradients: Tensor) -> Tensor:
-    tiles = _tiles(gradients.shape[2], inputs.shape[2], *_one_example(inputs.shape[1])[:2])
+    tiles = _tiles(gradients.shape[2], inputs.shape[2], *_SQUARE_TILES[:2])
     return inputs.new_empty(inputs.shape[0], tiles, dtype=torch.float32)
 
 
@@ -177,11 +193,7 @@ def _(inputs: Tensor, gradients: Tensor, factors: Tensor) -> Tensor:
 
 
 _SUM_TILES = (128, 128, {"num_warps": 8, "STAGES": 4})
-
-
-def _one_example(length: int) -> tuple[int, int, dict[str, int]]:
-    """Tiles for the kernels that take one example at a time: large ones pay where they are read for long."""
-    return (128, 256 if length >= 1024 else 128, {"num_warps": 8, "STAGES": 3})
+_SQUARE_TILES = (128, 256, {"num_warps": 8, "STAGES": 4})
 
 
 def cut(tiles: int, examples: int, length: int, programs: int) -> tuple[int, int]:
