@@ -1,25 +1,25 @@
-"""Sums over the rows of an example for layer norms, taken in parts as on a GPU."""
+"""Sums over the rows of an example for biases and layer norms, taken in parts as on a GPU."""
 
 import pytest
 import torch
 from torch import Tensor, nn
 
-from hush.gradients import FlatClip, clipped_sum, norm
+from hush.gradients import FlatClip, bundles, clipped_sum
 
 
 def test_sums_in_parts_are_those_of_single_backwards(monkeypatch: pytest.MonkeyPatch) -> None:
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(6, 5), nn.LayerNorm(5), nn.Tanh())
     params = dict(model.named_parameters())
-    x = torch.randn(3, 2 * norm._PART, 6)
+    x = torch.randn(3, 2 * bundles._PART, 6)
 
     def losses(x: Tensor) -> Tensor:
         return model(x).square().sum(2).mean(1)
 
     used: list[int] = []
-    monkeypatch.setattr(norm, "_in_parts", lambda rows: used.append(rows.shape[1]) or True)
+    monkeypatch.setattr(bundles, "_in_parts", lambda rows: used.append(rows.shape[1]) or True)
     total = clipped_sum(losses(x), params, FlatClip(float("inf")))
-    assert set(used) == {2 * norm._PART}
+    assert len(used) >= 3 and set(used) == {2 * bundles._PART}  # both of the norm, and the bias of the linear layer
     want = {name: torch.zeros(param.shape, dtype=torch.float64) for name, param in params.items()}
     model.double()
     for one in x.double():
@@ -30,8 +30,8 @@ def test_sums_in_parts_are_those_of_single_backwards(monkeypatch: pytest.MonkeyP
 
 
 def test_only_many_rows_on_a_gpu_are_taken_in_parts() -> None:
-    assert not norm._in_parts(torch.zeros(2, 4 * norm._PART, 3))
+    assert not bundles._in_parts(torch.zeros(2, 4 * bundles._PART, 3))
     if torch.cuda.is_available():
-        assert norm._in_parts(torch.zeros(2, 4 * norm._PART, 3, device="cuda"))
-        assert not norm._in_parts(torch.zeros(2, norm._PART, 3, device="cuda"))
-        assert not norm._in_parts(torch.zeros(2, 4 * norm._PART + 1, 3, device="cuda"))
+        assert bundles._in_parts(torch.zeros(2, 4 * bundles._PART, 3, device="cuda"))
+        assert not bundles._in_parts(torch.zeros(2, bundles._PART, 3, device="cuda"))
+        assert not bundles._in_parts(torch.zeros(2, 4 * bundles._PART + 1, 3, device="cuda"))

@@ -10,7 +10,7 @@ from functools import cached_property
 import torch
 from torch import Tensor
 
-from hush.gradients.site import Contribution, Stored, Weights
+from hush.gradients.site import Contribution, Stored, Weights, wide
 
 _SMALL = 4096
 """Numbers of one example that count as small."""
@@ -18,6 +18,8 @@ _WIDEST = 8192
 """Numbers of one example in one matrix: norms are summed along it, and the bound on rounding grows with its width."""
 _FEWEST = 3
 """So many are worth a copy into one matrix."""
+_PART = 128
+"""Rows of an example that one thread of a GPU adds up: few long sums would leave most of it idle."""
 
 
 @dataclass(frozen=True)
@@ -42,6 +44,20 @@ class Parts(Contribution):
 
     def per_example(self) -> Tensor:
         return self._added.values
+
+
+def added_up(rows: Tensor) -> Contribution:
+    """Per-example sums of [batch, T, *shape] over the rows, in fp32 or wider; on a GPU long ones in parts."""
+    if rows.shape[1] == 1:
+        return Stored(wide(rows[:, 0]))
+    kind = wide(rows[:0]).dtype
+    if _in_parts(rows):
+        return Parts(rows.unflatten(1, (-1, _PART)).sum(2, dtype=kind))
+    return Stored(rows.sum(1, dtype=kind))
+
+
+def _in_parts(rows: Tensor) -> bool:
+    return rows.is_cuda and rows.shape[1] > _PART and rows.shape[1] % _PART == 0
 
 
 @dataclass(frozen=True)

@@ -9,6 +9,7 @@ from torch import Tensor
 
 from hush.gradients.affine import Affine, Bias, one_row, squared
 from hush.gradients.blocks import added, blocked_sum, chained, chained_additions, even, long_block, product
+from hush.gradients.bundles import added_up
 from hush.gradients.cuda_products import on_matrix_units
 from hush.gradients.cuda_rows import FusedRows, fused_rows
 from hush.gradients.precision import product_unit, unit
@@ -261,6 +262,8 @@ def _addmm(site: Site) -> dict[int, Contribution] | None:
         layer = Affine(weight.inputs, weight.gradients, weight.layout)
         return found | {0: Bias(layer), 2: replace(weight, layer=layer)}
     bias = site.layout.split(site.grad)
+    if shape[-1] == bias.shape[-1] and site.saved["beta"] == 1:
+        return found | {0: added_up(bias.reshape(*bias.shape[:2], *shape))}
     bias = wide(bias[:, 0]) if bias.shape[1] == 1 else bias.sum(1, dtype=wide(bias[:0]).dtype)
     if shape[-1] == 1 != bias.shape[-1]:
         bias = bias.sum(-1, keepdim=True)

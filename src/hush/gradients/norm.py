@@ -6,11 +6,8 @@ InstanceNorm needs no rule: it repeats its weight for each example, and that rep
 import torch
 from torch import Tensor
 
-from hush.gradients.bundles import Parts
-from hush.gradients.site import Contribution, Layout, Rule, Site, Stored, wide
-
-_PART = 32
-"""Rows of an example that are added up by one thread of a GPU: few long sums would leave most of it idle."""
+from hush.gradients.bundles import added_up
+from hush.gradients.site import Contribution, Layout, Rule, Site, wide
 
 
 def _layer_norm(site: Site) -> dict[int, Contribution] | None:
@@ -32,26 +29,15 @@ def _affine(site: Site, shape: tuple[int, ...], normalised: Tensor) -> dict[int,
     gradient = wide(site.grad)
     found: dict[int, Contribution] = {}
     if 1 in site.wanted:
-        found[1] = _added_up(site.layout, gradient * normalised, shape)
+        found[1] = added_up(_rows(site.layout, gradient * normalised, shape))
     if 2 in site.wanted:
-        found[2] = _added_up(site.layout, gradient, shape)
+        found[2] = added_up(_rows(site.layout, gradient, shape))
     return found
 
 
-def _added_up(layout: Layout, values: Tensor, shape: tuple[int, ...]) -> Contribution:
-    split = layout.split(values).reshape(layout.batch, -1, *shape)
-    if _in_parts(split):
-        return Parts(split.unflatten(1, (-1, _PART)).sum(2))
-    return Stored(split[:, 0] if split.shape[1] == 1 else split.sum(1))
-
-
-def _per_example(layout: Layout, values: Tensor, shape: tuple[int, ...]) -> Tensor:
-    split = layout.split(values).reshape(layout.batch, -1, *shape)
-    return split[:, 0] if split.shape[1] == 1 else split.sum(1)
-
-
-def _in_parts(rows: Tensor) -> bool:
-    return rows.is_cuda and rows.shape[1] > _PART and rows.shape[1] % _PART == 0
+def _rows(layout: Layout, values: Tensor, shape: tuple[int, ...]) -> Tensor:
+    """[batch, T, *shape]"""
+    return layout.split(values).reshape(layout.batch, -1, *shape)
 
 
 def _group_norm(site: Site) -> dict[int, Contribution] | None:
@@ -67,9 +53,9 @@ def _group_norm(site: Site) -> dict[int, Contribution] | None:
         of_product = torch.mul(gradient, wide(saved["input"])).reshape(images, channels, saved["HxW"]).sum(dim=[2])
         mean, scale = (wide(saved[name]).view(images, groups, 1) for name in ("result1", "result2"))
         centred = of_product.view(images, groups, -1) - of_gradient.view(images, groups, -1) * mean
-        found[1] = Stored(_per_example(site.layout, (centred * scale).reshape(images, channels), (channels,)))
+        found[1] = added_up(_rows(site.layout, (centred * scale).reshape(images, channels), (channels,)))
     if 2 in site.wanted:
-        found[2] = Stored(_per_example(site.layout, of_gradient, (channels,)))
+        found[2] = added_up(_rows(site.layout, of_gradient, (channels,)))
     return found
 
 
@@ -84,9 +70,9 @@ def _fixed_batch_norm(site: Site) -> dict[int, Contribution] | None:
     if 1 in site.wanted:
         centred = wide(saved["input"]).reshape(gradient.shape) - wide(saved["running_mean"])[:, None]
         scale = torch.rsqrt(wide(saved["running_var"]) + saved.get("eps", saved.get("epsilon")))
-        found[1] = Stored(_per_example(site.layout, (gradient * centred).sum(-1) * scale, (channels,)))
+        found[1] = added_up(_rows(site.layout, (gradient * centred).sum(-1) * scale, (channels,)))
     if 2 in site.wanted:
-        found[2] = Stored(_per_example(site.layout, gradient.sum(-1), (channels,)))
+        found[2] = added_up(_rows(site.layout, gradient.sum(-1), (channels,)))
     return found
 
 
