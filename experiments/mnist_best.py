@@ -29,7 +29,7 @@ TARGETS = {"mnist": (0.5, 2.0, 8.0), "fashion-mnist": (3.0,)}
 STAND_INS = {"mnist": ("fashion-mnist", "glyphs"), "fashion-mnist": ("mnist", "rough glyphs")}
 MUST = {("mnist", 0.5): 0.975, ("mnist", 2.0): 0.983, ("mnist", 8.0): 0.987, ("fashion-mnist", 3.0): 0.895}
 GOALS = {("mnist", 0.5): 0.982, ("mnist", 2.0): 0.989, ("mnist", 8.0): 0.993, ("fashion-mnist", 3.0): 0.910}
-RATES = {0.5: (0.5, 0.7, 1.0, 1.4), 2.0: (1.4, 2.0, 2.8, 4.0), 3.0: (2.8, 4.0, 5.6, 8.0), 8.0: (4.0, 5.6, 8.0, 11.0)}
+RATES = {0.5: (0.5, 0.7, 1.0, 1.4), 2.0: (2.0, 2.8, 4.0, 5.6), 3.0: (2.8, 4.0, 5.6, 8.0), 8.0: (5.6, 8.0, 11.0, 16.0)}
 FORMS = tuple((power, bent) for power in (0.1, 0.2, 0.3) for bent in (False, True))
 CLIP, MOMENTUM = 0.1, 0.9  # not tuned, like Setting's defaults
 
@@ -71,6 +71,7 @@ def grid(epsilon: float, power: float, bent: bool) -> list[Setting]:
     return [Setting(epsilon=epsilon, rate=rate, power=power, bent=bent) for rate in RATES[epsilon]]
 
 
+@lru_cache(maxsize=1)
 def coefficients(data_set: str, options: Options) -> tuple[Tensor, Tensor]:
     """Scattering of the training and the test images: every example on its own, so it is computed once."""
     train_x, _, test_x, _ = pixels(data_set, options)
@@ -174,6 +175,7 @@ def draw(result: dict[str, Any], path: Path) -> None:
         for key, colour in (("goal", "#d1495b"), ("must reach", "#444444")):
             axis.plot(list(rows), [row[key] for row in rows.values()], "_", ms=16, mew=2, color=colour, label=key)
         epsilon_axis(axis, (0.5, 1, 2, 4, 8) if len(rows) > 1 else (2, 3, 4))
+        axis.set_xlim((0.4, 10) if len(rows) > 1 else (1.8, 4.5))
         axis.margins(y=0.2)
         axis.set_ylabel("test accuracy")
         axis.set_title(target, fontsize=10)
