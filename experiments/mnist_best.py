@@ -30,7 +30,7 @@ STAND_INS = {"mnist": ("fashion-mnist", "glyphs"), "fashion-mnist": ("mnist", "r
 MUST = {("mnist", 0.5): 0.975, ("mnist", 2.0): 0.983, ("mnist", 8.0): 0.987, ("fashion-mnist", 3.0): 0.895}
 GOALS = {("mnist", 0.5): 0.982, ("mnist", 2.0): 0.989, ("mnist", 8.0): 0.993, ("fashion-mnist", 3.0): 0.910}
 RATES = {0.5: (0.5, 0.7, 1.0, 1.4), 2.0: (2.0, 2.8, 4.0, 5.6), 3.0: (2.8, 4.0, 5.6, 8.0), 8.0: (5.6, 8.0, 11.0, 16.0)}
-FORMS = tuple((power, bent) for power in (0.1, 0.2, 0.3) for bent in (False, True))
+FORMS = tuple((power, bent) for power in (0.0, 0.2, 0.3) for bent in (False, True))
 CLIP, MOMENTUM = 0.1, 0.9  # not tuned, like Setting's defaults
 
 
