@@ -8,8 +8,10 @@ import torch
 from oracles import gradients as oracle
 from torch import Tensor, nn
 
-from hush.gradients import FlatClip, clipped_sum, linear, precision
+from hush.gradients import FlatClip, clipped_sum, combine, linear, precision
 from hush.gradients.blocks import chained_additions, long_additions, long_block, rho
+from hush.gradients.embedding import Rows
+from hush.gradients.site import Layout
 
 UNIT = 2.0**-24
 
@@ -97,6 +99,73 @@ def the_layer(shape: tuple[int, int, int]) -> tuple[nn.Linear, dict[str, Tensor]
     return layer, dict(layer.named_parameters())
 
 
+@pytest.mark.parametrize("kind", ["words", "rows", "scales"])
+def test_a_growing_sum_moves_within_the_sensitivity(kind: str, fresh_plans: None) -> None:
+    """The chain above through the library: in one chain of fp32, a thousand examples would move by twice the slack."""
+    values = torch.from_numpy(growing(1000, 1)[:, 0])
+    if kind == "words":
+        model, data = nn.Embedding(2, 1), torch.zeros(1000, 1, dtype=torch.long)
+    elif kind == "rows":
+        model, data = nn.Linear(1, 1, bias=False), torch.ones(1000, 1)
+    else:
+        model, data = nn.LayerNorm(1), torch.ones(1000, 1)
+    params = dict(model.named_parameters())
+
+    def total(mask: Tensor) -> Tensor:
+        losses = model(data).flatten() * values.float()
+        found = clipped_sum(losses, params, FlatClip(1.001), mask=mask)
+        assert found.sensitivity < 1.001 * 1.007
+        return next(tensor for name, tensor in reversed(found.tensors.items())).double()
+
+    without = torch.ones(1000)
+    without[0] = 0
+    moved = float((total(torch.ones(1000)) - total(without)).norm())
+    assert 1 <= moved <= 1.001 * 1.007
+    assert float(in_one_chain(values.numpy())) - float(in_one_chain(values.numpy()[1:])) > 1.01
+
+
+@pytest.mark.parametrize("way", ["pairs", "formed", "one by one"], indirect=True)
+def test_upper_norms_are_what_the_derivation_says(way: str) -> None:
+    """Against the formulas of `precision`, written out in float64; between them and a fifth more of the error."""
+    torch.manual_seed(10)
+    length, i, j = SHAPES[way]
+    for kind in KINDS:
+        x, g = rows_of(kind, 3, SHAPES[way])
+        part = linear.Products(x.flatten(0, 1), g.flatten(0, 1), Layout(0, 1, 3, length), transposed=False)
+        assert (part.pairs, part.apart) == (way == "pairs", way == "one by one")
+        upper = precision.upper_squared_norms([(part, (j, i))]).double().sqrt()
+        x, g = x.double(), g.double()
+        norm = torch.linalg.matrix_norm(torch.bmm(g.transpose(1, 2), x))
+        mass = (x.norm(dim=2) * g.norm(dim=2)).sum(1)
+        of_pairs = UNIT * (2 * length + i + (256 + 2)) * mass**2 if way == "pairs" else UNIT * (i + j) * norm**2
+        of_sums = UNIT * length * mass * (1 if way == "pairs" else 2)
+        if kind != "cancelling":
+            true = (norm**2 + of_pairs).sqrt() + of_sums
+            assert bool((upper >= true).all() and (upper - norm <= 1.35 * (true - norm)).all())
+        elif way == "one by one":
+            assert bool((upper >= of_sums).all())
+        else:
+            assert bool((upper >= 0.999 * mass / rho(length)).all())
+
+
+def test_parts_that_overlap_count_what_lies_between_them() -> None:
+    """Inner products of a table's two uses round relative to the masses of both."""
+    torch.manual_seed(11)
+    x, g = torch.randn(2 * 16, 8), torch.randn(2 * 16, 9)
+    head = linear.Products(x, g, Layout(0, 1, 2, 16), transposed=False)
+    owner = torch.arange(2).repeat_interleave(5)
+    words = Rows(torch.randint(0, 9, (10,)), owner, torch.randn(10, 8), batch=2, table=9, regular=True)
+    both = combine.together([head, words])
+    assert isinstance(both, combine.Several)
+    upper = precision.upper_squared_norms([(both, (9, 8))]).double()
+    exact = (head.per_example() + words.per_example()).double().square().sum((1, 2))
+    masses = head.squared_mass().double().sqrt(), words.squared_mass().double().sqrt()
+    between = 2 * masses[0] * masses[1] * (8 + 16 + 5) * UNIT
+    assert bool((upper >= exact + between).all() and (upper <= exact * 1.01).all())
+    assert both.additions(2) >= 4 * (head.additions(2) + words.additions(2))
+    assert bool((both.floor() >= words.squared_norms() / 16).all())
+
+
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("way", SHAPES, indirect=True)
 def test_one_example_alone_is_never_longer_than_its_bound(way: str, kind: str, fresh_plans: None) -> None:
@@ -144,6 +213,7 @@ ORDINARY: dict[str, tuple[Callable[[], nn.Module], Callable[[], Tensor]]] = {
     "words, 60,000 examples": (lambda: nn.Embedding(7, 2), lambda: torch.randint(0, 7, (60_000, 2))),
     "lot of 600": (lambda: nn.Linear(20, 30), lambda: torch.randn(600, 20)),
     "rows": (lambda: nn.Linear(256, 300), lambda: torch.randn(16, 64, 256)),
+    "wide rows": (lambda: nn.Linear(1100, 1100, bias=False), lambda: torch.randn(4, 512, 1100)),
     "many rows": (lambda: nn.Linear(40, 60), lambda: torch.randn(8, 512, 40)),
     "rows, 1,000 examples": (lambda: nn.Linear(40, 300), lambda: torch.randn(1000, 8, 40)),
     "pixels": (lambda: nn.Conv2d(24, 24, 5, padding=2), lambda: torch.randn(32, 24, 12, 12)),
