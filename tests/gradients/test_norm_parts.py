@@ -35,3 +35,4 @@ def test_only_many_rows_on_a_gpu_are_taken_in_parts() -> None:
         assert bundles._in_parts(torch.zeros(2, 4 * bundles._PART, 3, device="cuda"))
         assert not bundles._in_parts(torch.zeros(2, bundles._PART, 3, device="cuda"))
         assert not bundles._in_parts(torch.zeros(2, 4 * bundles._PART + 1, 3, device="cuda"))
+        assert not bundles._in_parts(torch.zeros(16, 4 * bundles._PART, 2048, device="cuda"))

@@ -19,7 +19,9 @@ _WIDEST = 8192
 _FEWEST = 3
 """So many are worth a copy into one matrix."""
 _PART = 128
-"""Rows of an example that one thread of a GPU adds up: few long sums would leave most of it idle."""
+"""Rows that one thread of a GPU adds up where there are few sums: they would leave most of it idle."""
+_MANY = 1 << 15
+"""So many sums keep it busy; then the compiler takes each along with what writes its rows."""
 
 
 @dataclass(frozen=True)
@@ -57,7 +59,8 @@ def added_up(rows: Tensor) -> Contribution:
 
 
 def _in_parts(rows: Tensor) -> bool:
-    return rows.is_cuda and rows.shape[1] > _PART and rows.shape[1] % _PART == 0
+    few = rows[:, :1].numel() < _MANY and rows.shape[1] > _PART
+    return few and rows.is_cuda and rows.shape[1] % _PART == 0
 
 
 @dataclass(frozen=True)
