@@ -123,14 +123,17 @@ def hush_compiled(case: Case, device: str) -> Step:
 
 
 def hush_captured(case: Case, device: str, compile: bool = False) -> Step:
-    """hush with forward, backward, norms and clipping as one region, a CUDA graph on a GPU; batches carry a mask."""
+    """hush with forward, backward, norms and clipping as one region, a CUDA graph on a GPU; batches carry a mask.
+
+    The batch is read where it lies, as the captured plain step does.
+    """
     private, model, x, y, optimizer = _private(case, device)
-    lots = private.lots()
-    run = private.capture(lambda x, y: case.forward(model, x, y), compile=compile)
+    lots, size = private.lots(), len(x)
+    run = private.capture(lambda x, y: case.forward(model, x, y), compile=compile, in_place=True)
 
     def step() -> None:
         lot = next(lots)
-        for _ in lot.batches(len(x), pad=True):  # the lot keeps the mask itself
+        for _ in lot.batches(size, pad=True):  # the lot keeps the mask itself
             run(x, y)
         private.step(optimizer)
 
