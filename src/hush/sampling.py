@@ -32,8 +32,7 @@ def subsets(stream: Stream, examples: int, sizes: Sequence[int]) -> list[Indices
     found -= np.repeat(starts, few)
     ends = np.cumsum(few).tolist()
     parts = [found[begin:end] for begin, end in zip([0, *ends], ends, strict=False)]
-    everyone = np.arange(examples)
-    return [part if len(part) == size else _others(part, everyone) for part, size in zip(parts, sizes, strict=True)]
+    return [part if len(part) == size else _others(part, examples) for part, size in zip(parts, sizes, strict=True)]
 
 
 def _distinct(drawn: Indices, ends: Indices) -> Indices:
@@ -54,12 +53,12 @@ def _merged(found: Indices, drawn: Indices) -> Indices:
     return np.insert(found, places[new], drawn[new])
 
 
-def _others(left_out: Indices, everyone: Indices) -> Indices:
+def _others(left_out: Indices, examples: int) -> Indices:
     if not len(left_out):
-        return everyone.copy()
-    rest = np.ones(len(everyone), bool)
+        return np.arange(examples)
+    rest = np.ones(examples, bool)
     rest[left_out] = False
-    return everyone[rest]
+    return np.flatnonzero(rest)
 
 
 def permutation(stream: Stream, examples: int) -> Indices:
