@@ -24,7 +24,7 @@ from hush.gradients.conv_cuda import Sizes, by_way, cheapest_way, microseconds
 from hush.gradients.cuda_rows import FusedRows, fused_rows
 from hush.gradients.linear import Products
 from hush.gradients.site import Contribution, Layout, Stored, Weights
-from hush.kernels.products import Window
+from hush.kernels.convolutions import Window
 
 LINEAR = [
     (16, 512, 768, 768), (16, 512, 768, 2304), (16, 512, 768, 3072), (16, 512, 3072, 768), (16, 512, 768, 50257),

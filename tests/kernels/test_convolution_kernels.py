@@ -12,8 +12,8 @@ from hush.gradients.blocks import BLOCK
 from hush.gradients.precision import upper_squared_norms
 from hush.gradients.site import Weights
 from hush.kernels import convolutions, stored
-from hush.kernels.convolutions import block_of, gradients, squared_norms, weighted_sums
-from hush.kernels.products import LONGEST, Window
+from hush.kernels.convolutions import Window, block_of, gradients, squared_norms, weighted_sums
+from hush.kernels.products import LONGEST
 from hush.kernels.stored import weighted_rows
 from hush.kernels.windows import window_norms
 from hush.tracing import compiled

@@ -17,7 +17,7 @@ from hush.gradients.conv_geometry import Geometry
 from hush.gradients.site import Contribution, Weights
 
 if TYPE_CHECKING:
-    from hush.kernels.products import Window
+    from hush.kernels.convolutions import Window
 
 # Rates of one H200 with half precision factors (benchmarks/choices.py measures them): multiplications in a microsecond
 # while gradients are formed, while they are summed, and among inner products of windows; bytes in a microsecond.
@@ -164,7 +164,7 @@ def cheapest_way(sizes: Sizes) -> Way:
 
 def on_gpu(pixels: Tensor, gradient: Tensor, geometry: Geometry) -> Contribution:
     """For [batch, channels, *sizes] and [batch, outputs, *sizes] along one or two axes, one group."""
-    from hush.kernels.products import Window
+    from hush.kernels.convolutions import Window
 
     if geometry.axes == 1:
         pixels, gradient = pixels[:, :, None], gradient[:, :, None]

@@ -8,12 +8,14 @@ summed.
 Tensors are read in channels-last memory; other layouts are copied for the time of a call.
 """
 
+from typing import NamedTuple
+
 import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 
-from hush.kernels.products import LONGEST, Window
+from hush.kernels.products import LONGEST
 
 _PROGRAMS = 396
 """Programs of the sum that run at a time on a large GPU."""
@@ -23,6 +25,15 @@ _PIECE = 1 << 24
 """Bytes of gradients that are kept in one piece, at most."""
 _BYTES = 4e12
 """To and from memory, in one second."""
+
+
+class Window(NamedTuple):
+    """Which pixel an output reads at a tap: (row * stride + tap * dilation - padding) along each of two axes."""
+
+    kernel: tuple[int, int] = (1, 1)
+    stride: tuple[int, int] = (1, 1)
+    padding: tuple[int, int] = (0, 0)
+    dilation: tuple[int, int] = (1, 1)
 
 
 @triton.jit

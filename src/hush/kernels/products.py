@@ -6,8 +6,6 @@ factor_b * G_b over blocks of examples. Both form the same tiles of G_b in the s
 what is summed. `rows.py` has faster ones for wide matrices and few examples.
 """
 
-from typing import NamedTuple
-
 import torch
 import triton
 import triton.language as tl
@@ -18,15 +16,6 @@ LONGEST = 128
 _PROGRAMS = 528
 """Programs that keep a large GPU busy; small weights are split over more blocks of examples to reach it."""
 _PARTS = 32
-
-
-class Window(NamedTuple):
-    """Which pixel an output reads at a tap: (row * stride + tap * dilation - padding) along each of two axes."""
-
-    kernel: tuple[int, int] = (1, 1)
-    stride: tuple[int, int] = (1, 1)
-    padding: tuple[int, int] = (0, 0)
-    dilation: tuple[int, int] = (1, 1)
 
 
 @triton.jit

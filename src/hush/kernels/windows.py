@@ -8,8 +8,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from hush.kernels.convolutions import channels_last, flat, shapes_of
-from hush.kernels.products import Window
+from hush.kernels.convolutions import Window, channels_last, flat, shapes_of
 
 MOST_OUTPUTS = 64
 """Outputs of a convolution up to which one program holds the inner products of all pairs of windows."""
