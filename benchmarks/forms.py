@@ -83,6 +83,10 @@ def captured(step: Step) -> Step:
         raise Unavailable("a CUDA graph needs a GPU")
     stream = torch.cuda.Stream()
     with torch.cuda.stream(stream):
+        # Workspaces of products, in this thread and in that of backward passes, before large blocks are freed from
+        # which they would be cut: they would keep these alive, which is nobody's need.
+        small = torch.ones(16, 16, device="cuda", requires_grad=True)
+        small.mm(small).sum().backward()
         for _ in range(WARM_UP):
             step()
     torch.cuda.synchronize()

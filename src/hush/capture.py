@@ -197,7 +197,8 @@ class Region:
             return list(whole(tensors).tensors.values())
 
         groups = graphs.warm_up(lambda: whole(inputs), _WARM_UP).groups
-        function = compiled(sums, inputs) if self._compile else sums
+        # A trace computes as well, and that may not reserve memory on a second stream.
+        function = graphs.warm_up(lambda: compiled(sums, inputs), 1) if self._compile else sums
         graphs.warm_up(lambda: function(inputs), 1)
         recording, tensors = graphs.record(lambda: function(inputs))
         total = BoundedSum(dict(zip(parameters, tensors, strict=True)), groups)

@@ -3,6 +3,7 @@
 import gc
 import threading
 from collections.abc import Callable, Iterable
+from contextlib import AbstractContextManager
 from typing import TypeVar
 
 import torch
@@ -15,12 +16,17 @@ _OF_THREAD = threading.local()
 def _side() -> torch.cuda.Stream:
     """One stream of this thread and device for warm runs and recordings: products keep 32 MiB for each stream they saw.
 
+    They take them at the first product, out of the smallest block that is free; that could be a large one, which would
+    stay with them. So the first product comes before anything else.
     Not of several threads: what one queues while another records would become part of the recording.
     """
     streams: dict[int, torch.cuda.Stream] = _OF_THREAD.__dict__.setdefault("streams", {})
     device = torch.cuda.current_device()
     if device not in streams:
         streams[device] = torch.cuda.Stream(device)
+        with torch.cuda.stream(streams[device]), torch.no_grad():
+            small = torch.ones(16, 16, device=f"cuda:{device}")
+            small.mm(small)
     return streams[device]
 
 
@@ -57,7 +63,7 @@ def record(function: Callable[[], T], *, beside: Recording | None = None) -> tup
     gc.disable()  # an old graph that is freed while another is recorded would spoil it
     try:
         # Other threads may go on meanwhile.
-        with torch.cuda.graph(graph, pool=pool, stream=_side(), capture_error_mode="thread_local"):
+        with _one_thread(), torch.cuda.graph(graph, pool=pool, stream=_side(), capture_error_mode="thread_local"):
             result = function()
     finally:
         if collecting:
@@ -69,8 +75,14 @@ def warm_up(function: Callable[[], T], times: int) -> T:
     """Run the function a few times as it must run before it is recorded: on a stream of its own."""
     side = _side()
     side.wait_stream(torch.cuda.current_stream())
-    with torch.cuda.stream(side):
+    with torch.cuda.stream(side), _one_thread():
         for _ in range(times):
             result = function()
     torch.cuda.current_stream().wait_stream(side)
     return result
+
+
+def _one_thread() -> AbstractContextManager[object]:
+    """Backward passes run in this thread: products keep their 32 MiB for each thread as well."""
+    alone: AbstractContextManager[object] = torch.autograd.set_multithreading_enabled(False)
+    return alone
