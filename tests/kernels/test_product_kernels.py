@@ -6,9 +6,9 @@ from torch import Tensor, nn
 
 pytest.importorskip("triton")
 
-from kernel_inputs import DEVICE, HALF, halves, per_example
+from kernel_inputs import DEVICE, HALF, compare_clipped_sums, halves, per_example
 
-from hush.gradients import FlatClip, clipped_sum, conv, linear
+from hush.gradients import conv, linear
 from hush.gradients.blocks import BLOCK, blocked_additions
 from hush.kernels.grams import row_norms
 from hush.kernels.products import LONGEST, block_of, squared_norms, weighted_sums
@@ -74,25 +74,18 @@ class Network(nn.Module):
 @pytest.mark.parametrize("by_pairs", [False, True])
 def test_clipped_sums_with_the_kernels_equal_those_without(by_pairs: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     torch.manual_seed(0)
-    model = Network().to(DEVICE, HALF)
-    x, mask = halves(5, 16, 5, 5), torch.tensor([1, 1, 0, 1, 1], device=DEVICE).bool()
-    params = dict(model.named_parameters())
-
-    def total(bound: float, mask: Tensor) -> dict[str, Tensor]:
-        return dict(clipped_sum(model(x).float().square().sum(1) * 4096, params, FlatClip(bound), mask=mask).tensors)
-
-    want = total(0.01, mask)
     used: list[int] = []
-    for rules in (linear, conv):
-        monkeypatch.setattr(rules, "on_matrix_units", lambda *ts: used.append(1) or all(t.dtype == HALF for t in ts))
-    monkeypatch.setattr(linear.Products, "_small", False)
-    if by_pairs:
+
+    def served(*tensors: Tensor) -> bool:
+        used.append(len(tensors))
+        return all(one.dtype == HALF for one in tensors)
+
+    def use_kernels() -> None:
+        for rules in (linear, conv):
+            monkeypatch.setattr(rules, "on_matrix_units", served)
+        monkeypatch.setattr(linear.Products, "_small", False)
         fused = linear.fused_rows
-        monkeypatch.setattr(linear, "fused_rows", lambda x, g: linear.replace(fused(x, g), by_pairs=True))
-    got = total(0.01, mask)
+        monkeypatch.setattr(linear, "fused_rows", lambda x, g: linear.replace(fused(x, g), by_pairs=by_pairs))
+
+    compare_clipped_sums(Network(), halves(5, 16, 5, 5), use_kernels)
     assert used
-    for name in params:
-        torch.testing.assert_close(got[name], want[name], rtol=2e-3, atol=2e-5)
-    for one in range(5):
-        alone = total(0.01, torch.arange(5, device=DEVICE) == one)
-        assert sum(float(t.double().square().sum()) for t in alone.values()) <= 0.01**2

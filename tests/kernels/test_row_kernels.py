@@ -6,9 +6,9 @@ from torch import Tensor, nn
 
 pytest.importorskip("triton")
 
-from kernel_inputs import DEVICE, HALF, halves, per_example
+from kernel_inputs import DEVICE, HALF, compare_clipped_sums, halves, per_example
 
-from hush.gradients import FlatClip, clipped_sum, linear
+from hush.gradients import linear
 from hush.gradients.cuda_rows import FusedRows
 from hush.gradients.site import Stored, Weights
 from hush.kernels import rows, stored
@@ -101,9 +101,9 @@ def test_a_contribution_of_rows_that_need_padding(i: int, j: int, by_pairs: bool
 
 
 class Network(nn.Module):
-    def __init__(self, width: int = 130) -> None:
+    def __init__(self) -> None:
         super().__init__()
-        self.first, self.last = nn.Linear(width, 144), nn.Linear(144, 3)
+        self.first, self.last = nn.Linear(130, 144), nn.Linear(144, 3)
 
     def forward(self, x: Tensor) -> Tensor:
         return self.last(self.first(x).tanh().mean(1))
@@ -112,30 +112,19 @@ class Network(nn.Module):
 @pytest.mark.parametrize("by_pairs", [False, True])
 def test_clipped_sums_with_the_kernels_equal_those_without(by_pairs: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     torch.manual_seed(0)
-    model = Network().to(DEVICE, HALF)
-    x, mask = halves(5, 12, 130), torch.tensor([1, 1, 0, 1, 1], device=DEVICE).bool()
-    params = dict(model.named_parameters())
-
-    def total(bound: float, mask: Tensor) -> dict[str, Tensor]:
-        return dict(clipped_sum(model(x).float().square().sum(1) * 4096, params, FlatClip(bound), mask=mask).tensors)
-
-    want = total(0.01, mask)
     used: list[FusedRows] = []
 
     def fused(inputs: Tensor, gradients: Tensor) -> FusedRows:
         used.append(FusedRows(inputs, gradients, by_pairs))
         return used[-1]
 
-    monkeypatch.setattr(linear, "on_matrix_units", lambda *tensors: all(t.dtype == HALF for t in tensors))
-    monkeypatch.setattr(linear.Products, "_small", False)
-    monkeypatch.setattr(linear, "fused_rows", fused)
-    got = total(0.01, mask)
+    def use_kernels() -> None:
+        monkeypatch.setattr(linear, "on_matrix_units", lambda *tensors: all(t.dtype == HALF for t in tensors))
+        monkeypatch.setattr(linear.Products, "_small", False)
+        monkeypatch.setattr(linear, "fused_rows", fused)
+
+    compare_clipped_sums(Network(), halves(5, 12, 130), use_kernels)
     assert used
-    for name in params:
-        torch.testing.assert_close(got[name], want[name], rtol=2e-3, atol=2e-5)
-    for one in range(5):
-        alone = total(0.01, torch.arange(5, device=DEVICE) == one)
-        assert sum(float(t.double().square().sum()) for t in alone.values()) <= 0.01**2
 
 
 @pytest.mark.parametrize("programs", [stored._PROGRAMS, 0], ids=["short pieces", "long pieces"])
