@@ -37,14 +37,24 @@ class Mixing(nn.Module):
         return hidden - self.share * hidden.mean(0)
 
 
-@pytest.mark.parametrize("noise", [0.0, 2.0**-9, 0.03])
-@pytest.mark.parametrize("share", [0.0, 1.0, 0.5])
-def test_mixing_is_refused_also_where_passes_differ(
-    share: float, noise: float, monkeypatch: pytest.MonkeyPatch, fresh_plans: None
-) -> None:
-    """Where two equal passes differ the probe tolerates more, and must still tell examples apart from their mixture."""
-    torch.manual_seed(1)
-    steady = probe._gradients
+class Leaking(nn.Module):
+    """A part of each example goes to its neighbour, and no example is larger than another."""
+
+    def __init__(self, share: float) -> None:
+        super().__init__()
+        self.layer = nn.Linear(6, 32)
+        self.share = share
+        self.directions = torch.linalg.qr(torch.randn(32, 16))[0].t()
+
+    def losses(self, x: Tensor) -> Tensor:
+        hidden = self.layer(x)
+        return ((hidden + self.share * hidden.roll(1, 0)) * self.directions).sum(1)
+
+
+@pytest.fixture(params=[0.0, 2.0**-9, 0.03])
+def unsteady_passes(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Gradients that differ from pass to pass by so much of themselves."""
+    noise, steady = request.param, probe._gradients
 
     def unsteady(losses: Tensor, edges: object, weights: Tensor) -> list[Tensor | None]:
         found = steady(losses, edges, weights)  # type: ignore[arg-type]
@@ -52,6 +62,13 @@ def test_mixing_is_refused_also_where_passes_differ(
 
     monkeypatch.setattr(probe, "_gradients", unsteady)
     monkeypatch.setattr(probe, "_may_differ", lambda losses: True)
+
+
+@pytest.mark.usefixtures("unsteady_passes", "fresh_plans")
+@pytest.mark.parametrize("share", [0.0, 1.0, 0.5])
+def test_mixing_is_refused_also_where_passes_differ(share: float) -> None:
+    """Where two equal passes differ the probe tolerates more, and must still tell examples apart from their mixture."""
+    torch.manual_seed(1)
     model = Mixing(share)
     losses = model(torch.randn(16, 6)).square().sum(1)
     if share == 0:
@@ -60,3 +77,14 @@ def test_mixing_is_refused_also_where_passes_differ(
     else:
         with pytest.raises(ValueError, match="cannot be told apart by example"):
             squared_norms(losses, dict(model.named_parameters()))
+
+
+@pytest.mark.usefixtures("unsteady_passes", "fresh_plans")
+@pytest.mark.parametrize("share", [0.08, 0.12, 0.16, 0.3, 0.45, 0.6, -0.12, -0.5])
+def test_a_weak_mixture_with_one_neighbour_is_refused(share: float) -> None:
+    """An eighth of one other example is enough to be seen, with gradients that differ from pass to pass as well."""
+    torch.manual_seed(2)
+    model = Leaking(share)
+    losses = model.losses(torch.randn(16, 6))
+    with pytest.raises(ValueError, match="cannot be told apart by example"):
+        squared_norms(losses, dict(model.named_parameters()))

@@ -162,6 +162,8 @@ def test_parts_that_overlap_count_what_lies_between_them() -> None:
     masses = head.squared_mass().double().sqrt(), words.squared_mass().double().sqrt()
     between = 2 * masses[0] * masses[1] * (8 + 16 + 5) * UNIT
     assert bool((upper >= exact + between).all() and (upper <= exact * 1.01).all())
+    own = sum(part.squared_norms().double() * part.chain((9, 8)) for part in (head, words))
+    assert bool((both.spread((9, 8), 0) >= 0.999 * (own + between / UNIT)).all())
     assert both.additions(2) >= 4 * (head.additions(2) + words.additions(2))
     assert bool((both.floor() >= words.squared_norms() / 16).all())
 
