@@ -21,7 +21,7 @@ def per_example(inputs: Tensor, gradients: Tensor) -> Tensor:
 
 
 def compare_clipped_sums(model: nn.Module, x: Tensor, use_kernels: Callable[[], None]) -> None:
-    """Clipped sums of five examples are the same with the kernels as without, and no example alone is above the bound."""
+    """Clipped sums of five examples are the same with the kernels as without; no example alone is above the bound."""
     model.to(DEVICE, HALF)
     params = dict(model.named_parameters())
 
