@@ -70,7 +70,7 @@ def built(name: str) -> dict[str, Callable[[], None]]:
     def step_with(noise: Literal["gaussian", "discrete"]) -> Callable[[], None]:
         plan = Plan(lots=PoissonLots(len(x), len(x)), steps=10**6, clip=FlatClip(1.0), noise_multiplier=1.0)
         private = Private(model, plan, selfcheck=False, noise=noise)
-        lots, run = private.lots(), private.capture(lambda x, y: case.forward(model, x, y), compile=True)
+        lots, run = private.lots(), private.capture(lambda x, y: case.forward(model, x, y), compile=True, in_place=True)
 
         def step() -> None:
             for _ in next(lots).batches(len(x), pad=True):
