@@ -97,8 +97,12 @@ def ask(crew: Crew, chosen: list[str]) -> list[Job]:
         crew.add([timed[-1]], after=built[name])
     for kind in ("bf16", "fp32"):
         compared = [name for name in chosen if known[name].autocast or kind == "fp32"]
-        crew.add(Job(name, "exact", kind, gib=14.0 if name.startswith("gpt2") else 3.0) for name in compared)
+        crew.add(comparison(name, kind) for name in compared)
     return timed
+
+
+def comparison(case: str, kind: str) -> Job:
+    return Job(case, "exact", kind, gib=34.0 if case == "gpt2-2048" else 20.0 if case.startswith("gpt2") else 3.0)
 
 
 def way(case: str, form: str, listens: bool = False) -> Job:
