@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from scipy import stats
 
 from hush import integers
-from hush.discrete import Grid, _on_grid, add_discrete_noise, added_delta
+from hush.discrete import Grid, _on_grid, add_discrete_noise, distance_over
 from hush.gradients.bounded import BoundedSum, Group
 from hush.integers import discrete_gaussian, rounded_gaussian
 from hush.normals import Normals
@@ -300,7 +300,7 @@ def test_what_leaves_the_range_of_exact_integers_is_cut() -> None:
 
 def test_the_distance_from_the_exact_law_is_counted() -> None:
     assert 2.0**-113 + 2.0**-117 + 2 * math.exp(-(13**2) / 2) <= integers.DISTANCE
-    assert added_delta(10**9, epsilon=1.0) == pytest.approx((1 + math.e) * 1e9 * 2.0**-112)
+    assert distance_over(10**9) == 1e9 * 2.0**-112
 
 
 def test_scale_out_and_non_finite_entries() -> None:

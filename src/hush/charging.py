@@ -6,6 +6,7 @@ from os import PathLike
 from typing import Protocol
 
 from hush.accounting.bounds import Bounds, Budget
+from hush.accounting.inexact import epsilon_of_inexact
 from hush.ledger import Ledger, MemoryAccount
 from hush.plan import Plan
 
@@ -23,11 +24,15 @@ class ChargeAccount(Protocol):
     def so_far(self, *, delta: float) -> Bounds: ...
 
 
-def open_account(plan: Plan, ledger: "str | PathLike[str] | Ledger | ChargeAccount | None") -> ChargeAccount | None:
+def open_account(
+    plan: Plan, ledger: "str | PathLike[str] | Ledger | ChargeAccount | None", *, distance: float = 0.0
+) -> ChargeAccount | None:
     """The account for this plan; None for a plan without noise, which nothing can be charged for.
 
     A path or a Ledger gets a new account for the budget that the plan was made for, or, where it was made for none,
     for what it costs at delta = min(1e-5, 1 / (10 examples)). An account opened or resumed before is used as it is.
+    Where all that is released may lie `distance` from the accounted law, the budget must have room for what that adds
+    to delta.
     """
     if not plan.private:
         if ledger is not None:
@@ -36,6 +41,8 @@ def open_account(plan: Plan, ledger: "str | PathLike[str] | Ledger | ChargeAccou
                 "leave the ledger out"
             )
         return None
+    if plan.budget is not None and distance > 0:
+        _require_room(plan, plan.budget, distance)
     if ledger is None:
         return MemoryAccount(units=plan.units, upfront=plan.spent, budget=plan.budget)
     if not isinstance(ledger, str | PathLike | Ledger):
@@ -47,9 +54,25 @@ def open_account(plan: Plan, ledger: "str | PathLike[str] | Ledger | ChargeAccou
         return ledger
     book = ledger if isinstance(ledger, Ledger) else Ledger(ledger)
     name = f"{datetime.now(UTC):%Y-%m-%dT%H:%M:%S}-{secrets.token_hex(4)}"
-    return book.open_account(name, budget=plan.budget or _own_budget(plan), units=plan.units, upfront=plan.spent)
+    return book.open_account(
+        name, budget=plan.budget or _own_budget(plan, distance), units=plan.units, upfront=plan.spent
+    )
 
 
-def _own_budget(plan: Plan) -> Budget:
+def _own_budget(plan: Plan, distance: float) -> Budget:
     delta = min(1e-5, 0.1 / plan.lots.examples)
-    return Budget(epsilon=plan.epsilon(delta=delta).upper, delta=delta)
+    return Budget(epsilon=_epsilon(plan, delta, distance), delta=delta)
+
+
+def _epsilon(plan: Plan, delta: float, distance: float) -> float:
+    return epsilon_of_inexact(lambda delta: plan.epsilon(delta=delta), delta=delta, distance=distance).upper
+
+
+def _require_room(plan: Plan, budget: Budget, distance: float) -> None:
+    cost = _epsilon(plan, budget.delta, distance)
+    if cost > budget.epsilon:
+        raise ValueError(
+            f"discrete noise is exact to a distance of {distance:.1e} over the whole run, and with what that adds to "
+            f"delta the plan costs epsilon {cost!r} at delta {budget.delta:g}, more than its budget of "
+            f"{budget.epsilon!r}: make the plan for a slightly smaller epsilon or delta"
+        )

@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from hush.accounting.bounds import Bounds
+from hush.accounting.inexact import epsilon_of_inexact
 from hush.charging import ChargeAccount
 from hush.lots import Lot
 from hush.plan import Plan
@@ -19,8 +20,10 @@ class Course:
     stay unknown to everybody; with a secret key neither a forked child nor a resumed run ever uses them.
     """
 
-    def __init__(self, plan: Plan, account: ChargeAccount | None, seed: int | None) -> None:
+    def __init__(self, plan: Plan, account: ChargeAccount | None, seed: int | None, *, distance: float = 0.0) -> None:
         self.plan = plan
+        self.distance = distance
+        """How far all that is released may lie from the law that is accounted, in total variation."""
         self.account = account
         self.seed = seed
         self.step = 0
@@ -57,7 +60,10 @@ class Course:
 
     def spent(self, delta: float) -> Bounds:
         """Epsilon of all that was charged."""
-        return self.plan.epsilon(delta=delta) if self.account is None else self.account.so_far(delta=delta)
+        account = self.account
+        if account is None:
+            return self.plan.epsilon(delta=delta)
+        return epsilon_of_inexact(lambda delta: account.so_far(delta=delta), delta=delta, distance=self.distance)
 
     def state_dict(self) -> dict[str, Any]:
         """Plain values, never a key; what was reserved ahead is given back first."""

@@ -120,16 +120,17 @@ def grid_deviations(total: BoundedSum, noise_multiplier: float) -> dict[str, OnG
     return answer
 
 
-def added_delta(numbers: int, *, epsilon: float) -> float:
-    """What to add to delta at this epsilon, since the integers' law is exact only to DISTANCE for each number.
+def distance_over(numbers: int) -> float:
+    """How far so many numbers together may lie from their exact law, in total variation, over a whole run.
 
-    Two laws within t of laws that are (epsilon, delta) close are (epsilon, delta + (1 + e^epsilon) t) close, and t is
-    at most `numbers` times DISTANCE, over all steps and tensors of a run.
+    `hush.accounting.inexact` says what this adds to delta; `Private`, `fit` and their statements count it.
 
-    >>> f"{added_delta(10**6 * 10**8, epsilon=8.0):.1e}"  # a million steps of a model with 100 million parameters
+    >>> from hush.accounting.inexact import added_delta
+    >>> numbers = 10**6 * 10**8  # a million steps of a model with 100 million parameters
+    >>> f"{added_delta(distance_over(numbers), epsilon=8.0):.1e}"
     '5.7e-17'
     """
-    return (1 + math.exp(epsilon)) * numbers * DISTANCE
+    return numbers * DISTANCE
 
 
 def _release(

@@ -22,7 +22,7 @@ from hush.ledger import Ledger
 from hush.lots import Lot
 from hush.padding import Handed, rows_that_count
 from hush.plan import Plan, clip_from_dict, clip_to_dict
-from hush.releasing import Due, Releaser
+from hush.releasing import Due, Releaser, distance_of_run
 from hush.selfcheck import check
 
 
@@ -73,7 +73,8 @@ class Private:
         self._parameters = self._guard.begin_lot()  # what cannot be trained is refused before anything is charged
         check_groups(plan.clip.at(0), self._parameters, noisy=plan.noise_at(0) > 0)
         keep_freed_memory()
-        self._course = Course(plan, open_account(plan, ledger), seed)
+        distance = distance_of_run(plan.steps + plan.reserve, self._parameters) if noise == "discrete" else 0.0
+        self._course = Course(plan, open_account(plan, ledger, distance=distance), seed, distance=distance)
         self._releaser = Releaser(self._course.key, expected_size=plan.lots.expected_size, discrete=noise == "discrete")
         self._clip = plan.clip
         self._sum = LotSum()
@@ -174,6 +175,11 @@ class Private:
         return self.plan.private and self._course.key.private
 
     @property
+    def distance(self) -> float:
+        """How far all that the plan releases may lie from the law that is accounted, in total variation."""
+        return self._course.distance
+
+    @property
     def steps_done(self) -> int:
         """Steps of the plan that are behind, abandoned ones included."""
         return self._course.step
@@ -184,7 +190,7 @@ class Private:
         return self._course.account
 
     def spent(self, *, delta: float) -> Bounds:
-        """Epsilon of all that was charged so far.
+        """Epsilon of all that was charged so far, with what inexact noise ("discrete") adds to delta in the whole plan.
 
         True for a run that was always meant to end here. If it ends early because of something seen in the data, its
         guarantee is `plan.epsilon(delta=delta)`, the whole plan's.

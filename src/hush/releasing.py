@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from hush.accumulation import LotSum
 from hush.capture import Placed
-from hush.discrete import add_discrete_noise, grid_deviations
+from hush.discrete import add_discrete_noise, distance_over, grid_deviations
 from hush.gradients.bounded import BoundedSum
 from hush.gradients.clip import Clip, QuantileClip
 from hush.noise import add_noise, check_release, standard_deviations
@@ -105,6 +105,11 @@ class Releaser:
         deviations: Mapping[str, Any] = (grid_deviations if self._discrete else standard_deviations)(total, noise)
         in_order = [deviations[name] for name in total.tensors]
         return PlannedRelease(list(total.tensors.values()), in_order, scale, self._normals)
+
+
+def distance_of_run(steps: int, parameters: Mapping[str, Tensor]) -> float:
+    """How far the discrete noise of so many steps may lie from its exact law."""
+    return distance_over(steps * sum(parameter.numel() for parameter in parameters.values()))
 
 
 def _place(total: Tensor, parameter: Tensor) -> Tensor:

@@ -36,6 +36,7 @@ def facts_of(run: "Run") -> dict[str, Any]:
         "average": job.average,
         "batch_size": run.batch_size,
         "noise": conduct.noise,
+        "distance": 0.0 if run.private is None else run.private.distance,
         "seed": conduct.seed,
         "unsafe_diagnostics": conduct.unsafe_diagnostics,
         "settings_from": job.settings_from,

@@ -11,6 +11,7 @@ import torch
 from torch.optim.lr_scheduler import ReduceLROnPlateau
 
 from hush import accounting, checkpoints
+from hush.accounting.inexact import epsilon_of_inexact
 from hush.checkpoints import Checkpoint
 from hush.fitting import saving
 from hush.fitting.account import Charged, open_charged, resume_charged
@@ -233,7 +234,11 @@ class Run:
         per_unit, most = self.plan.lots.steps_per_unit, self.plan.steps + self.plan.reserve
         units = -(-(self._private.steps_done - self._steps_before + more_steps) // per_unit)
         event = self.plan.event_after(min((self._units_before + units) * per_unit, most))
-        return accounting.epsilon(event, delta=self.conduct.budget.delta, accountant=self.conduct.accountant).upper
+        return epsilon_of_inexact(
+            lambda delta: accounting.epsilon(event, delta=delta, accountant=self.conduct.accountant),
+            delta=self.conduct.budget.delta,
+            distance=self._private.distance,
+        ).upper
 
     # The end -------------------------------------------------------------------------------------------------------
 

@@ -1,8 +1,9 @@
 """The plan of a run: calibrated to its budget, or as many steps as the budget allows for a given noise."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from hush.accounting import NOTHING, Accountant, Budget, Event, calibrate, compose
+from hush.accounting.inexact import SET_ASIDE
 from hush.fitting.jobs import Conduct, Job, Sampling
 from hush.lots import AllocatedLots, Lots, PoissonLots, ShuffledLots
 from hush.plan import TOO_SMALL, Plan
@@ -20,9 +21,12 @@ def make_plan(job: Job, conduct: Conduct, examples: int) -> Plan:
     lots = make_lots(conduct.sampling, examples, job.lot_size)
     steps = planned_steps(job, lots)
     spent = job.upfront.event if job.upfront is not None else NOTHING
+    budget = conduct.budget
+    if conduct.noise == "discrete":  # room for what inexact integers add to delta
+        budget = Budget(epsilon=budget.epsilon, delta=budget.delta * (1 - 2 * SET_ASIDE))
     if conduct.noise_multiplier is None:
-        return Plan.for_budget(
-            conduct.budget,
+        plan = Plan.for_budget(
+            budget,
             lots=lots,
             steps=steps,
             clip=job.clip,
@@ -30,7 +34,8 @@ def make_plan(job: Job, conduct: Conduct, examples: int) -> Plan:
             reserve=conduct.reserve,
             accountant=conduct.accountant,
         )
-    limit = _Limit(lots, conduct.noise_multiplier, conduct.budget, spent, conduct.accountant)
+        return replace(plan, budget=conduct.budget)
+    limit = _Limit(lots, conduct.noise_multiplier, budget, spent, conduct.accountant)
     steps = min(steps, limit.steps(at_most=steps + conduct.reserve) - conduct.reserve)
     if steps < 1:
         raise ValueError(

@@ -12,6 +12,7 @@ from typing import Any
 
 from hush import accounting
 from hush.accounting import Accountant, Bounds, rounded_up
+from hush.accounting.inexact import epsilon_of_inexact
 from hush.ledger import Ledger
 from hush.plan import Plan
 from hush.report import words
@@ -112,7 +113,11 @@ def statement_of(facts: Mapping[str, Any], *, ledger: Ledger | None = None) -> S
     assert plan.budget is not None
     delta, accountant = plan.budget.delta, facts["accountant"]
     return Statement(
-        epsilon=plan.epsilon(delta=delta, accountant=accountant),
+        epsilon=epsilon_of_inexact(
+            lambda delta: plan.epsilon(delta=delta, accountant=accountant),
+            delta=delta,
+            distance=facts.get("distance", 0.0),
+        ),
         delta=delta,
         accountant=accountant,
         private=plan.private and facts["seed"] is None,

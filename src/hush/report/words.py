@@ -99,6 +99,8 @@ def sampling(statement: "Statement") -> str:
 
 def noise_source(facts: Mapping[str, Any]) -> str:
     kind = "discrete Gaussian on a fixed grid" if facts["noise"] == "discrete" else "Gaussian in floating point"
+    if facts.get("distance"):
+        kind += f" (exact to a total variation of {facts['distance']:.1e} over the run, which is counted in delta)"
     if facts["seed"] is not None:
         return f"{kind}, ChaCha20 with the fixed seed {facts['seed']}: NOT PRIVATE"
     return f"{kind}, ChaCha20 keyed by the operating system; the key is written nowhere"
