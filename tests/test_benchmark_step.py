@@ -21,7 +21,7 @@ def save(**found):
 began = time.time()
 if (case, part) == ("cnn24", "opacus ghost"):
     raise RuntimeError("no luck")
-if (case, phase) == ("cnn24", "exact"):
+if (case, phase) == ("gpt2-lora", "exact"):
     time.sleep(100)
 timing = dict(milliseconds=2.0, ratio=1.5, low=1.4, high=1.6)
 if phase == "way":
@@ -65,17 +65,15 @@ def test_every_way_is_read_in_a_process_of_its_own(
     step_cuda: ModuleType, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     file = tmp_path / "results" / "step.json"
-    options = argparse.Namespace(case=["mlp60", "cnn24"], json=file, rounds=2, peers=True, limit=11.0)
-    began = time.monotonic()
+    options = argparse.Namespace(case=["mlp60", "cnn24"], json=file, rounds=2, peers=True, limit=120.0)
     step_cuda.measure_all(options)
-    assert time.monotonic() - began < 11, "what hangs is ended at the limit"
     found = json.loads(file.read_text())["cases"]
     ways = {name: set(step_cuda.forms("cuda", step_cuda.cases("cuda")[name])) for name in options.case}
     assert set(found["mlp60"]["reserved_mib"]) == ways["mlp60"]
     assert set(found["cnn24"]["reserved_mib"]) == ways["cnn24"] - {"opacus ghost"}
     assert "no luck" in found["cnn24"]["unavailable"]["opacus ghost"]
     assert set(found["mlp60"]["more"]) >= {"opacus hooks", "opacus ghost"}
-    assert set(found["mlp60"]["exactness"]) == {"fp32"} and not found["cnn24"]["exactness"]
+    assert set(found["mlp60"]["exactness"]) == {"fp32"} and set(found["cnn24"]["exactness"]) == {"bf16", "fp32"}
     times = found["cnn24"]["began"]
     compiled = [began for way, began in times.items() if "compiled+" in way]
     assert len(compiled) == 3 and max(compiled) < times["time"], "compiled code is there when all ways are built"
@@ -85,7 +83,14 @@ def test_every_way_is_read_in_a_process_of_its_own(
 
 def test_without_the_peers_they_are_not_started(step_cuda: ModuleType, tmp_path: Path) -> None:
     file = tmp_path / "step.json"
-    step_cuda.measure_all(argparse.Namespace(case=["mlp60"], json=file, rounds=2, peers=False, limit=14.0))
+    step_cuda.measure_all(argparse.Namespace(case=["mlp60"], json=file, rounds=2, peers=False, limit=120.0))
     found = json.loads(file.read_text())["cases"]["mlp60"]
     assert not [way for way in found["reserved_mib"] if way.startswith("opacus")]
     assert found["ratio"]["ratio"] == 1.5
+
+
+def test_what_hangs_is_ended_at_the_limit(step_cuda: ModuleType, tmp_path: Path) -> None:
+    file, began = tmp_path / "step.json", time.monotonic()
+    step_cuda.measure_all(argparse.Namespace(case=["gpt2-lora"], json=file, rounds=2, peers=False, limit=9.0))
+    assert time.monotonic() - began < 20
+    assert not json.loads(file.read_text())["cases"]["gpt2-lora"]["exactness"]
