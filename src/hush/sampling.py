@@ -22,17 +22,14 @@ def subsets(stream: Stream, examples: int, sizes: Sequence[int]) -> list[Indices
     wanted = np.asarray(sizes, np.int64)
     few = np.minimum(wanted, examples - wanted)
     starts = np.arange(len(few), dtype=np.int64) * examples
-    short = len(few) * examples < 1 << 32  # numbers half as wide are sorted in half the time
-    kind = np.dtype(np.uint32 if short else np.int64)
-    borders = (starts + examples).astype(kind)
-    found: Indices = np.empty(0, kind)
+    found: Indices = np.empty(0, np.int64)
     missing = few
     while total := int(missing.sum()):
         drawn = stream.below(examples, total)
         drawn += np.repeat(starts, missing)
-        found = _merged(found, _distinct(drawn.astype(kind), np.cumsum(missing)))
-        missing = few - np.diff(np.searchsorted(found, borders), prepend=0)
-    found = found.astype(np.int64) - np.repeat(starts, few)
+        found = _merged(found, _distinct(drawn, np.cumsum(missing)))
+        missing = few - np.diff(np.searchsorted(found, starts + examples), prepend=0)
+    found -= np.repeat(starts, few)
     ends = np.cumsum(few).tolist()
     parts = [found[begin:end] for begin, end in zip([0, *ends], ends, strict=False)]
     return [part if len(part) == size else _others(part, examples) for part, size in zip(parts, sizes, strict=True)]
