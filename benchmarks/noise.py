@@ -258,6 +258,9 @@ def main() -> None:
                 continue
             print(f"{case}: a step, compiled and captured, takes {row['framework']:.3f} ms with torch.randn")
             for label in ("secure", "float-safe"):
+                if label not in row:
+                    print(f"  {label:12s}not measured in time")
+                    continue
                 low, high = (100 * (value - 1) for value in row[f"{label} / framework, range"])
                 more = 100 * (row[f"{label} / framework"] - 1)
                 print(f"  {label:12s}{row[label]:8.3f} ms, {more:+.1f} % ({low:+.1f} to {high:+.1f})")

@@ -4,6 +4,7 @@ A process for each case builds the steps; when all are built, one after another 
 stopped meanwhile. The three steps of a case share model and compiled region and differ in the release alone.
 """
 
+import itertools
 import json
 import os
 import sys
@@ -56,18 +57,34 @@ class FrameworkRelease:
         """The generator keeps count itself."""
 
 
-def built(name: str) -> dict[str, Callable[[], None]]:
+class Steps:
     """One private step of a case for each kind of noise: lot, forward, backward, clipping, noise, update."""
-    secure, compiled, region = gaussian.Release, capture.compiled, []
 
-    def once(function: Callable, inputs: list[torch.Tensor]) -> Callable:
-        region.extend([] if region else [compiled(function, inputs)])
-        return region[0]
+    def __init__(self, name: str) -> None:
+        self._case = cases("cuda")[name]
+        self._model, self._x, self._y, self._optimizer = prepare(self._case, "cuda")
+        self._secure, self._compiled = gaussian.Release, capture.compiled
+        self._region: list[Callable] = []
+        self.steps: dict[str, Callable[[], None]] = {}
+        update._WHOLE_BELOW = 0  # the release in a graph of its own, where torch's can take its place
+        capture.compiled = self._once
+        self.add("framework")
+        # Once in the first step, which is not captured, and once in the capture.
+        assert FrameworkRelease.launches == 2, "the step with torch's generator was not captured"
+        self.add("secure")
 
-    case = cases("cuda")[name]
-    model, x, y, optimizer = prepare(case, "cuda")
+    def _once(self, function: Callable, inputs: list[torch.Tensor]) -> Callable:
+        self._region.extend([] if self._region else [self._compiled(function, inputs)])
+        return self._region[0]
 
-    def step_with(noise: Literal["gaussian", "discrete"]) -> Callable[[], None]:
+    def add(self, label: str) -> None:
+        gaussian.Release = FrameworkRelease if label == "framework" else self._secure  # type: ignore[assignment,misc]
+        self.steps[label] = step = self._step("discrete" if label == "float-safe" else "gaussian")
+        for _ in range(6):  # the update is captured by then
+            step()
+
+    def _step(self, noise: Literal["gaussian", "discrete"]) -> Callable[[], None]:
+        case, model, x, y = self._case, self._model, self._x, self._y
         plan = Plan(lots=PoissonLots(len(x), len(x)), steps=10**6, clip=FlatClip(1.0), noise_multiplier=1.0)
         private = Private(model, plan, selfcheck=False, noise=noise)
         lots, run = private.lots(), private.capture(lambda x, y: case.forward(model, x, y), compile=True, in_place=True)
@@ -75,42 +92,35 @@ def built(name: str) -> dict[str, Callable[[], None]]:
         def step() -> None:
             for _ in next(lots).batches(len(x), pad=True):
                 run(x, y)
-            private.step(optimizer)
+            private.step(self._optimizer)
 
         return step
 
-    steps = {}
-    update._WHOLE_BELOW = 0  # the release in a graph of its own, where torch's can take its place
-    capture.compiled = once
-    for label, release in (("framework", FrameworkRelease), ("secure", secure), ("float-safe", secure)):
-        gaussian.Release = release  # type: ignore[assignment,misc]
-        steps[label] = step_with("discrete" if label == "float-safe" else "gaussian")
-        for _ in range(6):  # the update is captured by then
-            steps[label]()
-    # Once in the first step, which is not captured, and once in the capture.
-    assert FrameworkRelease.launches == 2, "the step with torch's generator was not captured"
-    return steps
-
 
 def one_case(name: str, rounds: int, file: Path) -> None:
-    """Build, wait to be told, time in turns."""
+    """Build, wait to be told which kind of noise, time it beside torch's in turns."""
+    found: dict = {"stages": [], "row": {}}
 
-    def save(found: dict) -> None:
+    def save(stage: str) -> None:
+        found["stages"].append(stage)
         whole = file.with_suffix(".whole")
         whole.write_text(json.dumps(found))
         whole.replace(file)
 
     end_with_parent()
-    steps = built(name)
-    save({"stages": ["ready"]})
-    for _ in sys.stdin:
-        taken = interleaved(steps, base="framework", rounds=rounds, device="cuda", slot=0.06)
-        row = {label: timing.milliseconds for label, timing in taken.timings.items()}
-        for label in ("secure", "float-safe"):
-            timing = taken.timings[label]
-            row[f"{label} / framework"] = timing.ratio
-            row[f"{label} / framework, range"] = [timing.low, timing.high]
-        save({"stages": ["ready", "timed"], "row": row})
+    built = Steps(name)
+    save("ready")
+    for order in sys.stdin:
+        label = order.strip()
+        if label not in built.steps:
+            built.add(label)
+        both = {one: built.steps[one] for one in ("framework", label)}
+        taken = interleaved(both, base="framework", rounds=rounds, device="cuda", slot=0.06)
+        found["row"].setdefault("framework", taken.timings["framework"].milliseconds)
+        timing = taken.timings[label]
+        found["row"] |= {label: timing.milliseconds, f"{label} / framework": timing.ratio}
+        found["row"][f"{label} / framework, range"] = [timing.low, timing.high]
+        save(label)
 
 
 def step_rows(rounds: int, limit: float) -> dict[str, dict]:
@@ -126,11 +136,13 @@ def step_rows(rounds: int, limit: float) -> dict[str, dict]:
         jobs = [Job(name, "noise", gib=20.0, listens=True) for name in CASES]
         with Crew(start, most=len(jobs), gib=100.0) as crew:
             crew.add(jobs)
-            crew.wait(end, lambda: all(crew.at(job, "ready") for job in jobs))
-            for job in jobs:
+            crew.wait(end - 12, lambda: all(crew.at(job, "ready") for job in jobs))
+            for label, job in itertools.product(("secure", "float-safe"), jobs):
+                if not crew.at(job, "ready") or crew.over(job) or time.monotonic() > end:
+                    continue
                 with crew.alone(job) as child:
-                    child.tell("time")
-                    while not child.at("timed") and time.monotonic() < end:
+                    child.tell(label)
+                    while not child.at(label) and time.monotonic() < end:
                         time.sleep(0.05)
             found = {job.case: known.get("row") or {"failed": trouble} for job, known, trouble in crew.found()}
     return found
