@@ -37,7 +37,8 @@ def clipped_sum(
     a non-finite gradient adds exactly zero and touches no other. The bound of the result includes the slack of
     summation over `rows` examples (default: the length of `losses`; give the physical batch size, which is public).
 
-    `losses` holds one loss per example. `mask` is 0 for padding rows, which then add exactly zero. Every trainable
+    `losses` holds one loss per example. `mask` is 0 (False) for padding rows, which then add exactly zero; all other
+    values count as True. Every trainable
     parameter that the losses depend on must be in `params`; one in `params` that they do not depend on is refused
     unless `allow_unused`. As after a plain backward pass, the graph behind the losses is used up.
 
@@ -48,6 +49,8 @@ def clipped_sum(
     tensor([[0.9000, 1.2000]])
     """
     groups = clip.groups(params)
+    if mask is not None and mask.dtype != torch.bool:
+        mask = mask != 0  # a mask tells who counts, never how much: a factor above 1 would break the bound
     with _quiet(losses):
         batch = losses.shape[0] if losses.dim() == 1 else 0
         found = _contributions(losses, params, allow_unused)
@@ -68,7 +71,8 @@ def clipped_sum(
                     count = _count(below if mask is None else below * mask)
             together = max(rows or 0, batch)
             additions = max([part.additions(together) for part, _ in parts], default=blocked_additions(together, BLOCK))
-            dtype = torch.float64 if parts and squared.dtype == torch.float64 else torch.float32
+            exact = bool(here) and all(tensors[name].dtype == torch.float64 for name in here)
+            dtype = torch.float64 if exact else torch.float32
             extra = slack(additions, dtype)
             bounded.append(Group(group.names, group.bound * (1 + extra)))
         ordered = {name: tensors[name] if name in tensors else _zeros(params[name]) for name in params}

@@ -22,7 +22,7 @@ from hush.gradients.conv_kernels import (
     squared_norms,
 )
 from hush.gradients.cuda_products import on_matrix_units
-from hush.gradients.site import Contribution, Layout, Rule, Site, Stored, Weights, wide
+from hush.gradients.site import TINY, Contribution, Layout, Rule, Site, Stored, Weights, wide
 
 # What one element costs in a pass over memory, in multiplications of a matrix product. Measured: benchmarks/NOTES.md.
 _PASS_COST = {"cpu": 13, "other": 60}
@@ -165,7 +165,8 @@ def squared_mass(convolution: Convolution) -> Tensor:
     """[batch]: at least (sum over outputs of |window| |gradient|)^2, by Cauchy-Schwarz |all windows|^2 |gradient|^2."""
     pixels, gradient = convolution.split()
     taps = math.prod(convolution.geometry.kernel)
-    return taps * squared_norms(wide(pixels).flatten(2)) * squared_norms(wide(gradient).flatten(2))
+    of_pixels, of_gradient = (squared_norms(wide(tensor).flatten(2)) + TINY for tensor in (pixels, gradient))
+    return taps * of_pixels * of_gradient
 
 
 def ghost_is_cheaper(convolution: Convolution, keep: bool) -> bool:

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from hush.gradients.conv_geometry import FlatGrid, Geometry, Taps, flat_grid, phase_combinations
-from hush.gradients.site import wide
+from hush.gradients.site import TINY, wide
 
 # Elements of one Gram matrix that are alive at a time: small enough for the cache of a CPU, large enough to share its
 # cores; on a GPU a bound on memory. Measured, see benchmarks/NOTES.md.
@@ -32,8 +32,9 @@ def ghost_norms(pixels: Tensor, gradient: Tensor, geometry: Geometry) -> tuple[T
         windows = _window_products(x, geometry, grid)
         g = _line(g, grid, 0)[:, :, : grid.used]
         norm = (torch.bmm(g, windows) * g).sum(-1).sum(-1)
-        lengths = windows.diagonal(dim1=1, dim2=2).clamp(min=0).sqrt()
-        mass = (lengths * g.square().sum(1).sqrt()).sum(-1).square()
+        # Where squares underflow, norms say nothing and the masses must: hence the small number on either side.
+        of_windows, of_gradient = windows.diagonal(dim1=1, dim2=2).clamp(min=0) + TINY, g.square().sum(1) + TINY
+        mass = (of_windows.sqrt() * of_gradient.sqrt()).sum(-1).square()
         norms.append(norm.unflatten(0, (-1, geometry.groups)).sum(1))
         masses.append(mass.unflatten(0, (-1, geometry.groups)).sum(1))
     return torch.cat(norms), torch.cat(masses)

@@ -13,10 +13,7 @@ from hush.gradients.bundles import added_up
 from hush.gradients.cuda_products import on_matrix_units
 from hush.gradients.cuda_rows import FusedRows, fused_rows
 from hush.gradients.precision import product_unit, unit
-from hush.gradients.site import Contribution, Layout, Rule, Site, Stored, Weights, wide
-
-TINY = 1e-28
-"""Added to squared norms before they are multiplied: an underflow in one cannot hide that the other is large."""
+from hush.gradients.site import TINY, Contribution, Layout, Rule, Site, Stored, Weights, wide
 
 _KEEP_BYTES = 1 << 28
 """Per-example products of one layer are kept up to this size; larger ones are only taken for their norms."""

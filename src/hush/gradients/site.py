@@ -39,6 +39,8 @@ from hush.gradients.blocks import (
 )
 from hush.gradients.blocks import wide as wide
 
+TINY = 1e-28
+"""Added to squared norms before they are multiplied: an underflow in one cannot hide that the other is large."""
 _ONE_PASS = 1 << 16
 """Entries of a stored gradient from which on a kernel of our own sums them up on a GPU."""
 
