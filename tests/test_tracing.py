@@ -62,6 +62,32 @@ def test_what_was_compiled_before_is_found_again(monkeypatch: pytest.MonkeyPatch
     assert misses_and_hits() == (1, 0)
 
 
+def test_places_of_maxima_are_written_down(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where they are looked for again, a gradient cannot take the place of its activation (142 MiB for cnn24)."""
+    from torch._inductor import lowering
+
+    class Places:
+        realized = False
+
+        def realize(self) -> None:
+            self.realized = True
+
+    pool, places = torch.ops.prims._low_memory_max_pool_with_offsets.default, Places()
+
+    def lower(images: str) -> tuple[str, Places]:
+        return f"maxima of {images}", places
+
+    def compile(graph: GraphModule, inputs: list[Tensor], options: object = None) -> GraphModule:
+        assert lowering.lowerings[pool]("images") == ("maxima of images", places)
+        return graph
+
+    monkeypatch.setitem(lowering.lowerings, pool, lower)
+    monkeypatch.setattr(torch._inductor, "compile", compile)
+    compiled(lambda tensors: [tensors[0] + 1], [torch.zeros(3)])
+    assert places.realized
+    assert lowering.lowerings[pool] is lower, "other graphs of the process are compiled as before"
+
+
 def test_compiled_sums_follow_parameters_and_data(monkeypatch: pytest.MonkeyPatch) -> None:
     """The graph itself, not what Inductor makes of it: that takes a compiler, and half a minute."""
     monkeypatch.setattr(torch._inductor, "compile", lambda graph, inputs, options: lambda given: graph(given))

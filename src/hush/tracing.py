@@ -11,6 +11,7 @@ import warnings
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import torch
 from torch import Tensor
@@ -43,7 +44,7 @@ def compiled(function: Function, inputs: Sequence[Tensor]) -> Function:
     with_fused_cross_entropy(graph)
     images = with_input_gradients_as_convolutions(graph)
     _read_channels_last(graph)
-    with torch.no_grad(), _kept_on_disk(), warnings.catch_warnings():
+    with torch.no_grad(), _kept_on_disk(), _places_of_maxima_kept(), warnings.catch_warnings():
         warnings.simplefilter("ignore")  # advice on how to be faster still, and on parts of torch itself
         fused = torch._inductor.compile(graph, list(inputs), options=_options() if images else {})
 
@@ -68,6 +69,30 @@ def _kept_on_disk() -> Iterator[None]:
     config: Any = torch.compiler.config
     mode = FakeTensorMode(shape_env=ShapeEnv(assume_static_by_default=True), allow_non_fake_inputs=True)
     with tracing(TracingContext(mode)), config.patch(cache_key_tag=f"{config.cache_key_tag} hush {_own_code()}"):
+        yield
+
+
+@contextlib.contextmanager
+def _places_of_maxima_kept() -> Iterator[None]:
+    """Lets Inductor write down where the maxima of a pool were, one byte each, as it does between two graphs.
+
+    In one graph it would look for them again, in windows of the pool's input, and then cannot write the gradient of
+    that input over the input itself: one large tensor more.
+    """
+    from torch._inductor import lowering
+
+    pool = torch.ops.prims._low_memory_max_pool_with_offsets
+    lower = lowering.lowerings.get(pool.default)
+    if lower is None:  # another version of torch: nothing but memory is at stake
+        yield
+        return
+
+    def lower_and_keep(*args: Any, **kwargs: Any) -> Any:
+        values, places = lower(*args, **kwargs)
+        places.realize()
+        return values, places
+
+    with patch.dict(lowering.lowerings, {pool.default: lower_and_keep}):
         yield
 
 
