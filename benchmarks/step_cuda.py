@@ -95,8 +95,8 @@ def ask(crew: Crew, chosen: list[str]) -> list[Job]:
     for name in chosen:
         timed.append(Job(name, "time", gib=22.0 if name.startswith("gpt2") else 4.0, listens=True))
         crew.add([timed[-1]], after=built[name])
-    for kind in ("bf16", "fp32"):
-        compared = [name for name in chosen if known[name].autocast or kind == "fp32"]
+    for kind in ("fp32", "bf16"):  # small models first: where time ends, as much as possible is known
+        compared = [name for name in reversed(chosen) if known[name].autocast or kind == "fp32"]
         crew.add(comparison(name, kind) for name in compared)
     return timed
 

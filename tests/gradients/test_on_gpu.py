@@ -1,8 +1,5 @@
 """Autocast, activation checkpointing and captured steps against the float64 oracle; on the GPU where there is one."""
 
-import subprocess
-import sys
-
 import pytest
 import torch
 import torch.nn.functional as F
@@ -121,34 +118,3 @@ def test_replays_are_as_near_to_float64_as_the_gradient_of_pytorch(again: bool, 
         private.step(optimizer)
         found = {name: param.grad * BATCH for name, param in params.items() if param.grad is not None}
         assert relative(found, total) <= allowed
-
-
-WORKSPACES = """
-import sys, torch, torch.nn.functional as F
-from torch import nn
-import hush
-model = nn.Sequential(nn.Linear(64, 300), nn.ReLU(), nn.Linear(300, 10)).cuda()
-x, y = torch.randn(40, 64, device="cuda"), torch.randint(0, 10, (40,), device="cuda")
-plan = hush.Plan(lots=hush.PoissonLots(40, 40), steps=4, clip=hush.FlatClip(1.0), noise_multiplier=1.0)
-private = hush.Private(model, plan, selfcheck=False)
-optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-run = private.capture(lambda x, y: F.cross_entropy(model(x), y, reduction="none"), compile="compiled" in sys.argv)
-for lot in private.lots():
-    for _ in lot.batches(48, pad=True):
-        run(torch.cat([x, x[:8]]), torch.cat([y, y[:8]]))
-    private.step(optimizer)
-torch.cuda.synchronize()
-torch.cuda.empty_cache()
-blocks = [block for segment in torch.cuda.memory_snapshot() for block in segment["blocks"]]
-print(sum(block["state"] == "active_allocated" and block["size"] >= 2**20 for block in blocks))
-"""
-
-
-@pytest.mark.skipif(DEVICE == "cpu", reason="needs a GPU: a CPU keeps no memory for products")
-@pytest.mark.parametrize("kind", ["captured", "compiled"])
-def test_products_keep_one_workspace(kind: str) -> None:
-    """In a process of its own, since other tests leave workspaces behind."""
-    command = [sys.executable, "-W", "ignore", "-c", WORKSPACES, kind]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr
-    assert int(done.stdout) == 1
