@@ -48,7 +48,7 @@ def fill_budgets(seed: int) -> None:
     for setting in sorted({(s.epsilon, s.lot_size, s.epochs, s.pca_noise): s for s in asked}.items()):
         print(setting[0], setting[1].noise, flush=True)
     for epsilon in (epsilon for values in mnist_best.TARGETS.values() for epsilon in values):
-        setting = mnist_best.grid(epsilon, *mnist_best.FORMS[0])[0]
+        setting = mnist_best.grid(epsilon, mnist_best.FORMS[0])[0]
         print(epsilon, setting.lot_size, setting.epochs, setting.noise, flush=True)
 
 

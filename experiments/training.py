@@ -164,6 +164,7 @@ def captured(program: Steps) -> Callable[[int], None]:
     torch.cuda.current_stream().wait_stream(side)
     program.reset()
     one, many, pool = torch.cuda.CUDAGraph(), torch.cuda.CUDAGraph(), torch.cuda.graph_pool_handle()
+    torch._C._cuda_clearCublasWorkspaces()  # graphs that run at the same time must not share one: each gets its own
     for graph, steps in ((one, 1), (many, TURN)):
         graph.register_generator_state(program.generator)
         with torch.cuda.graph(graph, pool=pool):

@@ -2,6 +2,7 @@
 
 import json
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -10,7 +11,7 @@ import torch
 from hush import data
 from hush.gradients.clip import FlatClip
 from hush.pca import ProjectionLayer, dp_pca
-from hush.recipes import AS_PRINTED, BEST, PAPER, Recipe, recipe
+from hush.recipes import BEST, PAPER, Recipe, recipe
 from hush.streams import Key
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "experiments"))
@@ -69,17 +70,12 @@ def test_the_paper_recipe_is_the_network_of_the_experiments() -> None:
     assert program.schedule[:20, 0].tolist() == pytest.approx(expected)
 
 
-def test_the_printed_recipe_falls_for_ten_epochs_and_then_stays() -> None:
-    found = PAPER[8.0]
-    factor = found.rate_factor(found.steps(60_000))
-    assert [found.rate * factor(t) for t in (0, 500, 1000, 40_000)] == pytest.approx([0.1, 0.076, 0.052, 0.052])
-    groups = found.clipping().groups([name for name, _ in found.model(layer_60()).named_parameters()])
-    assert [group.bound for group in groups] == [4.0, 4.0]
-    assert isinstance(PAPER[2.0].clipping(), FlatClip)
-
-
-def layer_60() -> ProjectionLayer:
-    return ProjectionLayer(torch.zeros(784, 60))
+def test_clipping_is_flat_or_per_layer_as_the_recipe_says() -> None:
+    found = PAPER[2.0]
+    names = [name for name, _ in found.model(ProjectionLayer(torch.zeros(784, 60))).named_parameters()]
+    apart = replace(found, per_layer=True, clip=3.0).clipping().groups(names)
+    assert [group.bound for group in apart] == [3.0, 3.0]
+    assert isinstance(replace(found, per_layer=False).clipping(), FlatClip)
 
 
 @pytest.mark.parametrize("experiment", ["mnist_paper", "mnist_best"])
@@ -88,8 +84,8 @@ def test_recipes_are_the_winners_of_the_experiments(experiment: str) -> None:
     rows = json.loads((RESULTS / f"{experiment}.json").read_text())["rows"]
     shipped = {f"{name}, {e}": r for name, of in BEST.items() for e, r in of.items()}
     if experiment == "mnist_paper":
-        shipped = {str(e): r for e, r in PAPER.items() if r.settings_from != AS_PRINTED}
-    assert shipped
+        shipped = {str(e): r for e, r in PAPER.items()}
+    assert len(shipped) == len(rows)
     for name, found in shipped.items():
         won = rows[name]["setting"]
         for field in ("lot_size", "epochs", "fall", "averaging"):
@@ -97,6 +93,7 @@ def test_recipes_are_the_winners_of_the_experiments(experiment: str) -> None:
         assert found.rate == pytest.approx(won["rate"], rel=1e-3)
         if experiment == "mnist_paper":
             assert (found.clip, found.pca_noise, list(found.gain)) == (won["clip"], won["pca_noise"], won["gain"])
-            assert not won["unit"] and found.momentum == won["momentum"]
+            assert (found.per_layer, found.momentum) == (won["per_layer"], 0.0)
         else:
-            assert (found.whitening, found.clip, found.momentum) == (won["power"], 0.1, 0.9)
+            assert (found.whitening, found.bent, list(found.parts)) == (won["power"], won["bent"], won["parts"])
+            assert (found.clip, found.momentum) == (0.1, 0.9)

@@ -5,7 +5,7 @@ from torch.nn import functional as F
 
 from hush.drawings import Glyphs
 from hush.scattering import scatter
-from hush.whitening import GROUPS, drawn_whitening
+from hush.whitening import CHANNELS, GROUPS, MAPS, NORM, drawn_whitening, features, whitened
 
 
 def drawn(count: int, seed: int) -> torch.Tensor:
@@ -28,10 +28,10 @@ def test_drawings_are_pictures_of_their_glyph() -> None:
 
 def test_the_mean_is_gone_and_the_spread_is_as_promised() -> None:
     """On other drawings than it was made from: mean near 0, mean square near 1, and rounder than before."""
-    features = scatter(drawn(200, 5))
-    before = F.group_norm(features, GROUPS).flatten(1)
+    maps = F.group_norm(scatter(drawn(200, 5)), GROUPS)
+    before = maps.flatten(1)
     for power, rounder in ((0.0, 1.0), (0.25, 3.0)):
-        after = drawn_whitening(power)(features).flatten(1).double()
+        after = drawn_whitening("scattering", power)(maps).flatten(1).double()
         assert 0.9 < after.square().mean() < 1.1
         assert after.mean(dim=0).square().mean() < 0.03
         assert share_of_first(after) < share_of_first(before) / rounder
@@ -44,14 +44,26 @@ def share_of_first(rows: torch.Tensor) -> float:
 
 
 def test_one_example_does_not_touch_another() -> None:
-    features = scatter(drawn(8, 9))
-    whole, whitening = drawn_whitening(0.25)(features), drawn_whitening(0.25)
+    images = drawn(8, 9)
+    whole = features(images, ("scattering", "strokes"), power=0.25)
+    assert whole.shape == (8, sum(CHANNELS.values()), 7, 7)
     for i in range(8):
-        torch.testing.assert_close(whole[i], whitening(features[i : i + 1])[0], rtol=1e-4, atol=1e-5)
+        alone = features(images[i : i + 1], ("scattering", "strokes"), power=0.25)
+        torch.testing.assert_close(whole[i], alone[0], rtol=1e-3, atol=1e-4)
+
+
+def test_kinds_share_the_norm_and_tails_are_bent_in() -> None:
+    maps = {name: of(drawn(5, 3)) for name, of in MAPS.items()}
+    both = whitened(maps, power=0.2, batch_size=2)
+    for part in both.split(list(CHANNELS.values()), dim=1):  # in the order of their names
+        torch.testing.assert_close(part.flatten(1).norm(dim=1), torch.full((5,), NORM / 2**0.5))
+    plain, bent = (whitened({"scattering": maps["scattering"]}, power=0.2, bent=b) for b in (False, True))
+    torch.testing.assert_close(both[:, :81] * 2**0.5, bent, rtol=1e-4, atol=1e-4)
+    assert bent.abs().max() < 0.8 * plain.abs().max()
 
 
 def test_the_same_whatever_was_drawn_before() -> None:
-    first = drawn_whitening(0.25)
+    first = drawn_whitening("scattering", 0.25)
     drawn_whitening.cache_clear()
     torch.manual_seed(321)
-    assert torch.equal(first.channels, drawn_whitening(0.25).channels)
+    assert torch.equal(first.channels, drawn_whitening("scattering", 0.25).channels)

@@ -1,4 +1,4 @@
-"""Scattering features made round: scaled so that directions in which all pictures vary a lot do not drown the others.
+"""Features made round: scaled so that directions in which all pictures vary a lot do not drown the others.
 
 The noise of private training falls on every direction alike, in proportion to the norm of the features, so norm spent
 on directions that say little is lost. The spread of the features is measured on pictures drawn at random
@@ -6,6 +6,8 @@ on directions that say little is lost. The spread of the features is measured on
 places, which a few hundred drawings fix.
 """
 
+import math
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 
@@ -14,15 +16,19 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from hush.drawings import Glyphs
+from hush.glyph_network import strokes
 from hush.scattering import scatter
 
 GROUPS = 27
 DRAWINGS, SEED, RIDGE = 500, 2016, 0.1
+NORM = 63.0  # of an example's features: that of 81 channels of 7 x 7 with mean square 1
+MAPS: dict[str, Callable[..., Tensor]] = {"scattering": scatter, "strokes": strokes}
+CHANNELS = {"scattering": 81, "strokes": 128}
 
 
 @dataclass(frozen=True)
 class Whitening:
-    """x [B, channels, H, W] -> channels @ (group_norm(x) - mean) @ places, one example at a time."""
+    """x [B, channels, H, W] -> channels @ (x - mean) @ places, one example at a time."""
 
     mean: Tensor  # [channels, places]
     channels: Tensor  # [channels, channels]
@@ -30,28 +36,44 @@ class Whitening:
 
     def __call__(self, x: Tensor) -> Tensor:
         mean, channels, places = (part.to(x.device, x.dtype) for part in (self.mean, self.channels, self.places))
-        return (channels @ (F.group_norm(x, GROUPS).flatten(2) - mean) @ places).view_as(x)
+        return (channels @ (x.flatten(2) - mean) @ places).view_as(x)
 
 
-def whitened(coefficients: Tensor, *, power: float, bent: bool = True, batch_size: int = 2000) -> Tensor:
-    """Scattering coefficients, whitened by drawings, `bent`: their tails bent in (tanh), each example's mean square 1.
+def whitened(maps: dict[str, Tensor], *, power: float, bent: bool = True, batch_size: int = 2000) -> Tensor:
+    """Maps of the same pictures, whitened by drawings, if `bent` their tails bent in (tanh), all channels together.
 
-    One example at a time, so it may be computed once before a private training.
+    `maps` holds under names of MAPS what those functions make of the pictures. Each kind has the same norm, and all
+    together NORM, for every picture. One picture at a time, so it may be computed once before a private training.
 
-    >>> [round(one.square().mean().item(), 3) for one in whitened(torch.rand(2, 81, 7, 7), power=0.2)]
-    [1.0, 1.0]
+    >>> whitened({"scattering": torch.rand(2, 81, 7, 7)}, power=0.2).flatten(1).norm(dim=1).round()
+    tensor([63., 63.])
     """
-    whitening = drawn_whitening(power)
 
-    def one_part(part: Tensor) -> Tensor:
-        found = torch.tanh(whitening(part)) if bent else whitening(part)
-        return found * found.square().mean(dim=(1, 2, 3), keepdim=True).clamp(min=1e-12).rsqrt()
+    def one(name: str, batch: Tensor) -> Tensor:
+        found = drawn_whitening(name, power)(_normed(batch, name))
+        found = torch.tanh(found) if bent else found
+        size = found.flatten(1).norm(dim=1)[:, None, None, None]
+        return found * (NORM / math.sqrt(len(maps)) / size.clamp(min=1e-6))
 
-    return torch.cat([one_part(part) for part in coefficients.split(batch_size)])
+    names = sorted(maps)
+    batches = zip(*(maps[name].split(batch_size) for name in names), strict=True)
+    return torch.cat([torch.cat([one(*part) for part in zip(names, b, strict=True)], dim=1) for b in batches])
 
 
-@lru_cache(maxsize=4)
-def drawn_whitening(power: float) -> Whitening:
+def features(images: Tensor, parts: Sequence[str], *, power: float, bent: bool = True) -> Tensor:
+    """Whitened maps of pictures [N, 28, 28] in [0, 1]."""
+    batches = images.split(2000 if images.is_cuda else 50)
+    return torch.cat(
+        [whitened({name: MAPS[name](b, batch_size=len(b)) for name in parts}, power=power, bent=bent) for b in batches]
+    )
+
+
+def _normed(maps: Tensor, name: str) -> Tensor:
+    return F.group_norm(maps, GROUPS) if name == "scattering" else maps
+
+
+@lru_cache(maxsize=8)
+def drawn_whitening(name: str, power: float) -> Whitening:
     """The whitening by drawings: the spread of every direction, an eigenvalue, to the power -`power` on each side.
 
     A power of 1/2 makes the spread of drawings equal in all directions, up to a ridge of a tenth of the mean; 0 only
@@ -60,7 +82,7 @@ def drawn_whitening(power: float) -> Whitening:
     generator = torch.Generator().manual_seed(SEED)
     alphabet = Glyphs(DRAWINGS // 4, generator=generator)
     drawings = alphabet.draw(torch.arange(DRAWINGS) % (DRAWINGS // 4), generator=generator)
-    features = F.group_norm(scatter(drawings).double(), GROUPS).flatten(2)
+    features = _normed(MAPS[name](drawings).double(), name).flatten(2)
     mean = features.mean(dim=0)
     centred = features - mean
     channels = _power(torch.einsum("ncp,ndp->cd", centred, centred) / len(drawings), -power)
