@@ -45,7 +45,7 @@ def test_every_part_runs_and_is_drawn(tmp_path: Path, monkeypatch: pytest.Monkey
     (tmp_path / "fig4_mnist_parameters.json").unlink()  # the quick form has too few points for its statements
     (tmp_path / "fig3_mnist_eps_delta.json").unlink()
     text = page(tmp_path)
-    assert text.count("python experiments/") == len(all_figures.PARTS) - 2 and "1.259" in text
+    assert text.count("| `python experiments/") == len(all_figures.PARTS) - 2 and "1.259" in text
 
 
 def test_parts_trained_together_find_what_they_find_alone(tmp_path: Path) -> None:
