@@ -1,6 +1,6 @@
 """Every result of sections 5.1 and 5.2; what is done is on disk, so a stopped run loses the parts under way.
 
-On a GPU the trainings of all parts that are planned ahead run at the same time; on a CPU one part after another.
+On a GPU the trainings of all parts that are planned ahead come first, the longest before the others.
 
 python experiments/all_figures.py --device cuda                     # everything
 python experiments/all_figures.py --parts fig2_mnist_noise_levels,fig4_mnist_parameters
@@ -96,7 +96,7 @@ def together(parts: list[str], options: Options) -> Iterator[tuple[str, dict[str
     """The parts that can be planned ahead, each with its result as soon as its last program has ended."""
     started = time.time()
     plans = {part: part_module(part).plan(options) for part in parts if hasattr(part_module(part), "plan")}
-    print(f"planned in {time.time() - started:.1f} s, to run at the same time: {', '.join(plans)}", flush=True)
+    print(f"planned in {time.time() - started:.1f} s: {', '.join(plans)}", flush=True)
     owners = [part for part, plan in plans.items() for _ in plan.jobs]
     found: dict[int, Readings] = {}
     for number, readings in as_they_end([job for plan in plans.values() for job in plan.jobs]):

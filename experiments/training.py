@@ -1,14 +1,12 @@
-"""Drives the batched programs: on a GPU every step is a captured graph, and several programs run at the same time.
+"""Drives the batched programs, one after another: on a GPU twenty steps are one captured graph.
 
-A step of a small program is a chain of some forty short kernels that leaves most of a GPU idle. Programs therefore get
-a stream each and take turns at being launched; their kernels overlap. Nothing returns to the host before the end.
+A step of a small program is a chain of some forty short kernels, whose launches would take longer than they do. Nothing
+returns to the host before the end.
 """
 
 import math
-import os
 import time
 from collections.abc import Callable, Iterator
-from contextlib import nullcontext
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
@@ -16,9 +14,7 @@ import torch
 from side_by_side import Data, Program, Run
 from torch import Tensor
 
-os.environ.setdefault("CUDA_DEVICE_MAX_CONNECTIONS", "32")  # eight by default: more streams would queue up behind them
-AT_ONCE = 8  # programs at the same time
-TURN = 20  # steps launched before the next program has its turn
+TURN = 20  # steps launched together
 Readings = dict[int, dict[str, list[float]]]  # step -> what was read there -> a number for each run
 
 
@@ -68,8 +64,10 @@ class Course:
         self.job, self.done = job, 0
         self.program = Program(job.runs, job.data, seed=job.seed, truncated=job.truncated)
         cuda = job.data.train_x.is_cuda
+        if cuda:
+            torch.cuda.empty_cache()  # the memory of earlier programs' graphs
+            torch.set_float32_matmul_precision("high")  # TF32: its rounding is far below the noise
         self.advance = captured(self.program) if cuda else plainly(self.program)
-        self.stream = torch.cuda.Stream() if cuda else None
         self.end = max(run.steps for run in job.runs)
         self.stops = sorted({step for step in job.marks if 0 < step <= self.end} | {self.end})
         self.readings: dict[int, dict[str, Tensor]] = {}
@@ -78,12 +76,11 @@ class Course:
         """A few steps, and what is to be read after them; whether steps are left."""
         stop = self.stops[0]
         count = min(TURN, stop - self.done)
-        with nullcontext() if self.stream is None else torch.cuda.stream(self.stream):
-            self.advance(count)
-            self.done += count
-            if self.done == stop:
-                self.readings[stop] = self.read()
-                self.stops.pop(0)
+        self.advance(count)
+        self.done += count
+        if self.done == stop:
+            self.readings[stop] = self.read()
+            self.stops.pop(0)
         return self.done < self.end
 
     def read(self) -> dict[str, Tensor]:
@@ -99,8 +96,6 @@ class Course:
     def result(self) -> Readings:
         """All readings, on the host."""
         program = self.program
-        if self.stream is not None:
-            self.stream.synchronize()
         if program.overfull.any():
             raise RuntimeError(f"a lot of expected size {program.lot} did not fit into {program.width} places")
         return {step: {name: v.tolist() for name, v in reading.items()} for step, reading in self.readings.items()}
@@ -116,26 +111,15 @@ def train_together(jobs: list[Job]) -> list[Readings]:
 
 
 def as_they_end(jobs: list[Job]) -> Iterator[tuple[int, Readings]]:
-    """The number of each job and what was read of it, when it has ended; the longest begin, AT_ONCE at a time."""
-    started, cuda = time.time(), any(job.data.train_x.is_cuda for job in jobs)
-    if cuda:
-        torch.cuda.empty_cache()  # the memory of earlier programs' graphs
-        torch.set_float32_matmul_precision("high")  # TF32: its rounding is far below the noise
-    waiting = sorted(range(len(jobs)), key=lambda i: -max(run.steps for run in jobs[i].runs))
-    courses = {i: Course(jobs[i]) for i in waiting}
-    if cuda:
-        torch.cuda.synchronize()
-        print(f"  {len(jobs)} programs made ready: {time.time() - started:.1f} s", flush=True)
-    active: list[int] = []
-    while waiting or active:
-        while waiting and len(active) < AT_ONCE:
-            active.append(waiting.pop(0))
-        for i in [i for i in active if not courses[i].turn()]:
-            active.remove(i)
-            course = courses.pop(i)
-            yield i, course.result()
-            told = f"{len(course.job.runs)} runs of {course.job.runs[0].shape}, {course.end} steps"
-            print(f"  {told}: at {time.time() - started:.1f} s", flush=True)
+    """The number of each job and what was read of it, when it has ended; the longest come first."""
+    started = time.time()
+    for i in sorted(range(len(jobs)), key=lambda i: -max(run.steps for run in jobs[i].runs)):
+        course = Course(jobs[i])
+        while course.turn():
+            pass
+        yield i, course.result()
+        told = f"{len(course.job.runs)} runs of {course.job.runs[0].shape}, {course.end} steps"
+        print(f"  {told}: at {time.time() - started:.1f} s", flush=True)
 
 
 def train_all(runs: list[Run], data: Data, *, seed: int, most: int = 64) -> list[float]:
@@ -164,7 +148,6 @@ def captured(program: Steps) -> Callable[[int], None]:
     torch.cuda.current_stream().wait_stream(side)
     program.reset()
     one, many, pool = torch.cuda.CUDAGraph(), torch.cuda.CUDAGraph(), torch.cuda.graph_pool_handle()
-    torch._C._cuda_clearCublasWorkspaces()  # graphs that run at the same time must not share one: each gets its own
     for graph, steps in ((one, 1), (many, TURN)):
         graph.register_generator_state(program.generator)
         with torch.cuda.graph(graph, pool=pool):

@@ -49,7 +49,7 @@ def test_every_part_runs_and_is_drawn(tmp_path: Path, monkeypatch: pytest.Monkey
 
 
 def test_parts_trained_together_find_what_they_find_alone(tmp_path: Path) -> None:
-    """As on a GPU: the programs of several parts at the same time, and every part gets its own readings."""
+    """As on a GPU: the programs of several parts by their length, and every part gets its own readings."""
     options = Options("cpu", tmp_path, quick=True, repetitions=1)
     found = dict(all_figures.together(["fig1_accountants", "fig2_mnist_noise_levels", "mnist_baseline"], options))
     assert sorted(found) == ["fig2_mnist_noise_levels", "mnist_baseline"]

@@ -172,11 +172,10 @@ def test_padding_is_seven_deviations() -> None:
         assert stats.poisson.sf(width - 1, lot) < 1e-10
 
 
-def test_all_runs_are_trained_whatever_their_shape_and_length(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_all_runs_are_trained_whatever_their_shape_and_length() -> None:
     """Every answer belongs to its own run: as if each group had been trained by itself."""
     common = {"noise": 0.5, "clip": 1.0, "inputs": 6, "hidden": 8}
     runs = [Run(steps=s, lot_size=lot, **common) for s, lot in ((60, 50), (5, 50), (30, 40), (55, 50), (6, 50))]
-    monkeypatch.setattr("training.AT_ONCE", 2)
     found = train_all(runs, small_data(), seed=3, most=2)
     for group in ([1, 4], [3, 0], [2]):
         (alone,) = train_together([Job(runs=[runs[i] for i in group], data=small_data(), seed=3 + group[0])])
