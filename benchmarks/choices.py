@@ -22,7 +22,7 @@ from torch import Tensor
 from hush.gradients.blocks import product
 from hush.gradients.conv_cuda import Sizes, by_way, cheapest_way, microseconds
 from hush.gradients.cuda_rows import FusedRows, fused_rows
-from hush.gradients.linear import Products
+from hush.gradients.products import Products
 from hush.gradients.site import Contribution, Layout, Stored, Weights
 from hush.kernels.convolutions import Window
 

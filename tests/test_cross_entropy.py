@@ -11,7 +11,7 @@ pytest.importorskip("triton")
 
 from hush import cross_entropy
 from hush.cross_entropy import with_fused_cross_entropy
-from hush.gradients import FlatClip, clipped_sum, linear
+from hush.gradients import FlatClip, clipped_sum, products
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 HALF = torch.float16  # the interpreter multiplies no bfloat16
@@ -23,8 +23,8 @@ def everywhere(monkeypatch: pytest.MonkeyPatch) -> None:
     """Also on a CPU, through the interpreter, and for few classes."""
     monkeypatch.setattr(cross_entropy, "_on_gpu", lambda node: True)
     monkeypatch.setattr(cross_entropy, "_MANY", 100)
-    monkeypatch.setattr(linear, "on_matrix_units", lambda *tensors: all(one.dtype == HALF for one in tensors))
-    monkeypatch.setattr(linear.Products, "_small", False)
+    monkeypatch.setattr(products, "on_matrix_units", lambda *tensors: all(one.dtype == HALF for one in tensors))
+    monkeypatch.setattr(products.Products, "_small", False)
 
 
 class Model(nn.Module):

@@ -8,7 +8,7 @@ from oracles import gradients as oracle
 from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from hush.gradients import FlatClip, clipped_sum, linear, precision
+from hush.gradients import FlatClip, clipped_sum, precision, products
 from hush.gradients.blocks import BLOCK, CHAIN, chained, chained_additions, long_additions, long_block, rho
 
 
@@ -85,7 +85,7 @@ def test_no_chain_is_longer_than_the_bound_says(kind: str) -> None:
 
 def test_long_examples_are_added_up_by_themselves(monkeypatch: pytest.MonkeyPatch, fresh_plans: None) -> None:
     """Where products are not kept: no rows of two examples meet, and the sum is that of the float64 loop."""
-    monkeypatch.setattr(linear, "_KEEP_BYTES", 0)
+    monkeypatch.setattr(products, "_KEEP_BYTES", 0)
     torch.manual_seed(0)
     model, x = nn.Linear(30, 40, bias=False), torch.randn(11, 700, 30)
     params = dict(model.named_parameters())

@@ -9,7 +9,7 @@ from oracles import gradients as oracle
 from torch import Tensor, nn
 from torch.nn.utils.rnn import pack_padded_sequence
 
-from hush.gradients import FlatClip, clipped_sum, linear, plan, squared_norms
+from hush.gradients import FlatClip, clipped_sum, plan, products, squared_norms
 
 pytestmark = pytest.mark.usefixtures("fresh_plans")
 
@@ -242,7 +242,7 @@ def test_embedding_norms_need_no_table_per_example() -> None:
 
 def test_long_examples_take_no_square_of_their_length(monkeypatch: pytest.MonkeyPatch) -> None:
     """Products that are too large to keep are taken for their norms, some examples at a time; and so are their sums."""
-    monkeypatch.setattr(linear, "_KEEP_BYTES", 4 * 2 * 3 * 5)
+    monkeypatch.setattr(products, "_KEEP_BYTES", 4 * 2 * 3 * 5)
     model = nn.Linear(3, 5)
     data = torch.randn(7, 40, 3)
     check(model, squares, data)

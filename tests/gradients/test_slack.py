@@ -8,7 +8,7 @@ import torch
 from oracles import gradients as oracle
 from torch import Tensor, nn
 
-from hush.gradients import FlatClip, clipped_sum, combine, linear, precision
+from hush.gradients import FlatClip, clipped_sum, combine, precision, products
 from hush.gradients.blocks import chained_additions, long_additions, long_block, rho
 from hush.gradients.embedding import Rows
 from hush.gradients.site import Layout
@@ -90,7 +90,7 @@ def rows_of(kind: str, batch: int, shape: tuple[int, int, int]) -> tuple[Tensor,
 @pytest.fixture
 def way(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
     if request.param in ("formed", "one by one"):
-        monkeypatch.setattr(linear, "_KEEP_BYTES", 0)
+        monkeypatch.setattr(products, "_KEEP_BYTES", 0)
     return request.param
 
 
@@ -131,7 +131,7 @@ def test_upper_norms_are_what_the_derivation_says(way: str) -> None:
     length, i, j = SHAPES[way]
     for kind in KINDS:
         x, g = rows_of(kind, 3, SHAPES[way])
-        part = linear.Products(x.flatten(0, 1), g.flatten(0, 1), Layout(0, 1, 3, length), transposed=False)
+        part = products.Products(x.flatten(0, 1), g.flatten(0, 1), Layout(0, 1, 3, length), transposed=False)
         assert (part.pairs, part.apart) == (way == "pairs", way == "one by one")
         upper = precision.upper_squared_norms([(part, (j, i))]).double().sqrt()
         x, g = x.double(), g.double()
@@ -152,7 +152,7 @@ def test_parts_that_overlap_count_what_lies_between_them() -> None:
     """Inner products of a table's two uses round relative to the masses of both."""
     torch.manual_seed(11)
     x, g = torch.randn(2 * 16, 8), torch.randn(2 * 16, 9)
-    head = linear.Products(x, g, Layout(0, 1, 2, 16), transposed=False)
+    head = products.Products(x, g, Layout(0, 1, 2, 16), transposed=False)
     owner = torch.arange(2).repeat_interleave(5)
     words = Rows(torch.randint(0, 9, (10,)), owner, torch.randn(10, 8), batch=2, table=9, regular=True)
     both = combine.together([head, words])

@@ -1,5 +1,7 @@
 """Norms and weighted sums of per-example gradients by kernels, through Triton's interpreter where there is no GPU."""
 
+from dataclasses import replace
+
 import pytest
 import torch
 from torch import Tensor, nn
@@ -8,7 +10,7 @@ pytest.importorskip("triton")
 
 from kernel_inputs import DEVICE, HALF, compare_clipped_sums, halves, per_example
 
-from hush.gradients import conv, linear
+from hush.gradients import conv, products
 from hush.gradients.blocks import BLOCK, blocked_additions
 from hush.kernels.grams import row_norms
 from hush.kernels.products import LONGEST, block_of, squared_norms, weighted_sums
@@ -81,11 +83,11 @@ def test_clipped_sums_with_the_kernels_equal_those_without(by_pairs: bool, monke
         return all(one.dtype == HALF for one in tensors)
 
     def use_kernels() -> None:
-        for rules in (linear, conv):
+        for rules in (products, conv):
             monkeypatch.setattr(rules, "on_matrix_units", served)
-        monkeypatch.setattr(linear.Products, "_small", False)
-        fused = linear.fused_rows
-        monkeypatch.setattr(linear, "fused_rows", lambda x, g: linear.replace(fused(x, g), by_pairs=by_pairs))
+        monkeypatch.setattr(products.Products, "_small", False)
+        fused = products.fused_rows
+        monkeypatch.setattr(products, "fused_rows", lambda x, g: replace(fused(x, g), by_pairs=by_pairs))
 
     compare_clipped_sums(Network(), halves(5, 16, 5, 5), use_kernels)
     assert used

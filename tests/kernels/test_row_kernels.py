@@ -8,7 +8,7 @@ pytest.importorskip("triton")
 
 from kernel_inputs import DEVICE, HALF, compare_clipped_sums, halves, per_example
 
-from hush.gradients import linear
+from hush.gradients import products
 from hush.gradients.cuda_rows import FusedRows
 from hush.gradients.site import Stored, Weights
 from hush.kernels import rows, stored
@@ -119,9 +119,9 @@ def test_clipped_sums_with_the_kernels_equal_those_without(by_pairs: bool, monke
         return used[-1]
 
     def use_kernels() -> None:
-        monkeypatch.setattr(linear, "on_matrix_units", lambda *tensors: all(t.dtype == HALF for t in tensors))
-        monkeypatch.setattr(linear.Products, "_small", False)
-        monkeypatch.setattr(linear, "fused_rows", fused)
+        monkeypatch.setattr(products, "on_matrix_units", lambda *tensors: all(t.dtype == HALF for t in tensors))
+        monkeypatch.setattr(products.Products, "_small", False)
+        monkeypatch.setattr(products, "fused_rows", fused)
 
     compare_clipped_sums(Network(), halves(5, 12, 130), use_kernels)
     assert used

@@ -8,12 +8,12 @@ import torch
 from torch import Tensor
 from torch.autograd.graph import Node
 
-from hush.gradients import embedding, linear
+from hush.gradients import embedding, products
 from hush.gradients.embedding import Rows
 from hush.gradients.graph import Graph, back
-from hush.gradients.linear import Products
 from hush.gradients.plan import Edge, Inlet, moves
 from hush.gradients.precision import add
+from hush.gradients.products import Products
 from hush.gradients.site import Contribution, Stored, Weights, wide
 
 _MATRIX_TRANSPOSES = frozenset({"TBackward0", "TransposeBackward0"})
@@ -166,19 +166,19 @@ def together(parts: list[Contribution], disjoint: bool = False) -> Contribution:
     calls = [part for part in parts if isinstance(part, Products)]
     rows = [part for part in parts if isinstance(part, Rows)]
     parts = [part for part in parts if not isinstance(part, (Products, Rows))]
-    parts += [linear.join(calls)] if calls else []
+    parts += [products.join(calls)] if calls else []
     parts += [embedding.join(rows)] if rows else []
     if len(parts) == 1:
         return parts[0]
-    products = []
+    crossed = []
     for one, other in combinations(parts, 2):
         product = one.inner(other)
         if product is None:
             product = other.inner(one)
         if product is None:
             return Stored(add([part.per_example() for part in parts]))
-        products.append(product)
-    return Several(tuple(parts), tuple(products))
+        crossed.append(product)
+    return Several(tuple(parts), tuple(crossed))
 
 
 def pulled_back(graph: Graph, edge: Edge, contribution: Contribution, leaves: list[int]) -> dict[int, Tensor]:

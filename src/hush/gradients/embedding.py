@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from hush.gradients.blocks import CHAIN, chained_additions
-from hush.gradients.linear import Products
+from hush.gradients.products import Products
 from hush.gradients.site import Contribution, Rule, Site, Weights, wide
 
 

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from hush.gradients.linear import Products
+from hush.gradients.products import Products
 from hush.gradients.site import Contribution, Layout, Rule, Site, Stored
 
 _LSTM = 2
