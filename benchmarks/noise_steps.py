@@ -144,7 +144,8 @@ def step_rows(rounds: int, limit: float) -> dict[str, dict]:
                     child.tell(label)
                     while not child.at(label) and time.monotonic() < end:
                         time.sleep(0.05)
-            found = {job.case: known.get("row") or {"failed": trouble} for job, known, trouble in crew.found()}
+            late = "not built in time"
+            found = {job.case: known.get("row") or {"failed": trouble or late} for job, known, trouble in crew.found()}
     return found
 
 
