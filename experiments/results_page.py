@@ -165,7 +165,9 @@ def at_once(results: Path) -> list[str]:
     if not (path := results / "all_figures.json").exists():
         return []
     run = json.loads(path.read_text())
-    told = f"{run['seconds']:.0f} s on one {run['device']}, one program after another."
+    told = (
+        f"{run['seconds']:.0f} s on one {run['device']} for all that is trained or computed, one program after another."
+    )
     return [f"Figures 1 to 4 as one command, `make figures DEVICE=cuda`: {told}", ""]
 
 
@@ -214,14 +216,11 @@ SECTIONS: dict[str, Callable[[Result], list[str]]] = {
     "fig3_mnist_eps_delta": figure3,
     "fig4_mnist_parameters": figure4,
 }
-CPU_TIMES = """mnist_paper and mnist_best ran beside other programs on their GPU, the other parts one after another. The
-network of drawn glyphs (`python experiments/glyph_network.py --device cuda`) took 45 s there. Without a GPU figures 2
-and 4 take about five hours on two free cores: a step of 18 networks side by side takes 0.2 s of one core's time, figure
-2 has 100,000 of them with three repetitions and figure 4 as much work as 85,000. The rest of figures 1 to 4 takes
-minutes. `make figures DEVICE=cuda` as one command has not yet ended on a GPU: alone it was stopped after 500 s and,
-with shorter planning, beside six other programs after 178 s, both times with no progress after the first 70 s. It had
-trained eight programs at the same time; now it trains one after another, as when the parts were timed (above), and was
-not run again. The scattering of a data set takes some four minutes of a core more, once."""
+CPU_TIMES = """Figures 2 and 4 share one queue of programs; the time of each is when its last program ended. The network of drawn
+glyphs (`python experiments/glyph_network.py --device cuda`) took 45 s on a GPU. Without one, figures 2 and 4 take about
+five hours on two free cores: a step of 18 networks side by side takes 0.2 s of one core's time, figure 2 has 100,000 of
+them with three repetitions and figure 4 as much work as 85,000. The rest of figures 1 to 4 takes minutes. The
+scattering of a data set takes some four minutes of a core more, once."""
 FOREWORD = """# Results on MNIST and Fashion-MNIST
 
 Written by `experiments/results_page.py` from `results/*.json`. Accuracy is the last model's test accuracy, mean ±
