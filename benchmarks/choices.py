@@ -88,7 +88,7 @@ def convolution(
     images, gradient = (each.contiguous(memory_format=torch.channels_last) for each in (images, gradient))
     window, shape = Window((taps, taps), (stride, stride), (padding, padding)), (outputs, channels, taps, taps)
     weights = Weights(torch.rand(batch, device="cuda"))
-    sizes = Sizes(batch, outputs, channels * taps**2, positions, channels * side**2)
+    sizes = Sizes(batch, outputs, channels, taps**2, positions, channels * side**2)
     predicted = microseconds(sizes)
     works = {
         way.name.lower(): norm_and_sum(lambda way=way: by_way(way, images, gradient, window, shape), weights)
