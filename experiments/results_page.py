@@ -216,11 +216,11 @@ SECTIONS: dict[str, Callable[[Result], list[str]]] = {
     "fig3_mnist_eps_delta": figure3,
     "fig4_mnist_parameters": figure4,
 }
-CPU_TIMES = """Figures 2 and 4 share one queue of programs; the time of each is when its last program ended. The network of drawn
-glyphs (`python experiments/glyph_network.py --device cuda`) took 45 s on a GPU. Without one, figures 2 and 4 take about
-five hours on two free cores: a step of 18 networks side by side takes 0.2 s of one core's time, figure 2 has 100,000 of
-them with three repetitions and figure 4 as much work as 85,000. The rest of figures 1 to 4 takes minutes. The
-scattering of a data set takes some four minutes of a core more, once."""
+CPU_TIMES = """Figures 2 and 4 share one queue of programs: the time of each is when its last program ended. The
+network of drawn glyphs (`python experiments/glyph_network.py --device cuda`) took 45 s on a GPU. Without one, figures 2
+and 4 take about five hours on two free cores: a step of 18 networks side by side takes 0.2 s of one core's time, figure
+2 has 100,000 of them with three repetitions and figure 4 as much work as 85,000. The rest of figures 1 to 4 takes
+minutes. The scattering of a data set takes some four minutes of a core more, once."""
 FOREWORD = """# Results on MNIST and Fashion-MNIST
 
 Written by `experiments/results_page.py` from `results/*.json`. Accuracy is the last model's test accuracy, mean ±
