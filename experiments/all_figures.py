@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from common import ROOT, Options, read, save, write
+from common import ROOT, Options, illustrate, save, write
 from training import Readings, as_they_end
 
 PARTS = (
@@ -110,12 +110,8 @@ def together(parts: list[str], options: Options) -> Iterator[tuple[str, dict[str
 def draw(parts: list[str], options: Options) -> None:
     """Epsilon by each accountant, and the pictures."""
     for part in parts:
-        module, result = part_module(part), read(options, part)
-        if hasattr(module, "account"):
-            result["epsilon by each accountant"] = module.account(result)
-            write(options, part, result)
-        options.figures.mkdir(parents=True, exist_ok=True)
-        module.draw(result, options.figures / f"{part}.png")
+        module = part_module(part)
+        illustrate(options, part, module.draw, getattr(module, "account", None))
 
 
 if __name__ == "__main__":

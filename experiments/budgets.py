@@ -12,6 +12,7 @@ import math
 import os
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 
 from hush.accounting import NOTHING, Budget, Event, Gaussian, PoissonSampled, calibrate, moments, pld, renyi
@@ -88,6 +89,16 @@ def epsilons(what: Event, *, delta: float = DELTA) -> dict[str, float]:
         "renyi": renyi.epsilon(what, delta=delta).upper,
         "pld": pld.epsilon(what, delta=delta).upper,
     }
+
+
+@cache
+def spent(cost: Cost, steps: int, *, delta: float = DELTA) -> dict[str, float]:
+    """Epsilon of a run by each accountant; clipped per layer also as the published code counts it, no guarantee."""
+    found = epsilons(cost.event(steps), delta=delta)
+    if cost.per_layer:
+        published = moments.epsilon(cost.event(steps, counting=AS_PUBLISHED), delta=delta)
+        found[f"{AS_PUBLISHED} (not valid)"] = published.upper
+    return found
 
 
 def remembered(question: str, answer: Callable[[], float]) -> float:

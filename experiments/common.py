@@ -44,7 +44,10 @@ class Options:
 
 
 def run_script(
-    name: str, measure: Callable[[Options], dict[str, Any]], draw: Callable[[dict[str, Any], Path], None]
+    name: str,
+    measure: Callable[[Options], dict[str, Any]],
+    draw: Callable[[dict[str, Any], Path], None],
+    account: Callable[[dict[str, Any]], Any] | None = None,
 ) -> None:
     """The command line of one experiment: measure, write results/<name>.json, draw docs/figures/<name>.png."""
     parser = argparse.ArgumentParser(description=(sys.modules["__main__"].__doc__ or "").split("\n")[0])
@@ -58,10 +61,23 @@ def run_script(
     options = Options(args.device, args.out, args.quick, args.repetitions, args.seed)
     if not args.draw_only:
         save(options, name, measure)
+    illustrate(options, name, draw, account)
+    print(f"wrote {options.figures / name}.png")
+
+
+def illustrate(
+    options: Options,
+    name: str,
+    draw: Callable[[dict[str, Any], Path], None],
+    account: Callable[[dict[str, Any]], Any] | None,
+) -> None:
+    """Epsilon by each accountant into results/<name>.json, where records were touched with a guarantee; the picture."""
     result = read(options, name)
+    if account is not None:
+        result["epsilon by each accountant"] = account(result)
+        write(options, name, result)
     options.figures.mkdir(parents=True, exist_ok=True)
     draw(result, options.figures / f"{name}.png")
-    print(f"wrote {options.figures / name}.png")
 
 
 def save(options: Options, name: str, measure: Callable[[Options], dict[str, Any]]) -> dict[str, Any]:

@@ -7,7 +7,7 @@ rate 0.1 falling to 0.052 over 10 epochs. The same with flat clipping at C = 4, 
 from pathlib import Path
 from typing import Any
 
-from budgets import AS_PUBLISHED, DELTA, VALID, Cost
+from budgets import AS_PUBLISHED, DELTA, VALID, Cost, spent
 from common import Options, pca, pixels, projected, run_script, summary
 from side_by_side import FLAT, PER_LAYER, Run
 from training import Job, Plan, Readings, carried_out
@@ -97,6 +97,11 @@ def at_the_budget(histories: list[dict[str, Any]], stops: dict[str, int]) -> dic
     return found
 
 
+def account(result: dict[str, Any]) -> dict[str, dict[str, float]]:
+    """Epsilon of every row by each accountant."""
+    return {name: spent(cost(*name.split(", ")[:2]), row["steps"]) for name, row in result["at the budget"].items()}
+
+
 def draw(result: dict[str, Any], path: Path) -> None:
     """One panel a level: train and test accuracy, and delta on the right-hand axis in both countings."""
     from pictures import figure
@@ -136,4 +141,4 @@ def draw(result: dict[str, Any], path: Path) -> None:
 
 
 if __name__ == "__main__":
-    run_script("fig2_mnist_noise_levels", measure, draw)
+    run_script("fig2_mnist_noise_levels", measure, draw, account)

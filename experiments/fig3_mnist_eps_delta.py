@@ -8,7 +8,7 @@ is the best of the noise levels, read on the test set.
 from pathlib import Path
 from typing import Any
 
-from budgets import AS_PUBLISHED, VALID
+from budgets import AS_PUBLISHED, VALID, spent
 from common import Options, read, run_script, summary
 from fig2_mnist_noise_levels import LEVELS, LONGEST, cost
 from side_by_side import FLAT, PER_LAYER
@@ -48,6 +48,14 @@ def measure(options: Options) -> dict[str, Any]:
     return {"points": points}
 
 
+def account(result: dict[str, Any]) -> list[dict[str, float]]:
+    """Epsilon of every point by each accountant, at its delta."""
+    return [
+        spent(cost(point["level"], COUNTINGS[point["counting"]][1]), point["steps"], delta=point["delta"])
+        for point in result["points"]
+    ]
+
+
 def draw(result: dict[str, Any], path: Path) -> None:
     """One panel a counting, one curve a delta."""
     from pictures import colours, epsilon_axis, figure
@@ -70,4 +78,4 @@ def draw(result: dict[str, Any], path: Path) -> None:
 
 
 if __name__ == "__main__":
-    run_script("fig3_mnist_eps_delta", measure, draw)
+    run_script("fig3_mnist_eps_delta", measure, draw, account)

@@ -5,12 +5,12 @@ over 10 epochs, sigma 4 and 7 for PCA. One training a point; its accuracy is rea
 """
 
 import math
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import torch
-from budgets import AS_PUBLISHED, VALID, Cost
+from budgets import AS_PUBLISHED, VALID, Cost, spent
 from common import Options, pca, pixels, projected, run_script
 from side_by_side import Data, Run, median_norms
 from training import Job, Plan, Readings, carried_out
@@ -110,6 +110,7 @@ def plan(options: Options) -> Plan:
                         "panel": chosen[i].panel,
                         "x": chosen[i].x,
                         "projection": chosen[i].projection,
+                        "cost": asdict(chosen[i].cost),
                         "steps": lengths[i],
                         "accuracy": accuracy,
                         "median gradient norm (private)": norms,
@@ -141,6 +142,14 @@ def inputs(group: list[Point], images: tuple[torch.Tensor, ...], seed: int) -> D
         else:
             matrices.append(torch.eye(x.shape[1], device=x.device))
     return projected((images[0], images[1], images[2], images[3]), matrices)
+
+
+def account(result: dict[str, Any]) -> list[dict[str, dict[str, float]]]:
+    """Epsilon of every point by each accountant, at the length of each counting."""
+    return [
+        {counting: spent(Cost(**point["cost"]), steps) for counting, steps in point["steps"].items() if steps}
+        for point in result["points"]
+    ]
 
 
 def draw(result: dict[str, Any], path: Path) -> None:
@@ -177,4 +186,4 @@ def draw(result: dict[str, Any], path: Path) -> None:
 
 
 if __name__ == "__main__":
-    run_script("fig4_mnist_parameters", measure, draw)
+    run_script("fig4_mnist_parameters", measure, draw, account)

@@ -195,4 +195,4 @@ def draw(result: dict[str, Any], path: Path) -> None:
 
 
 if __name__ == "__main__":
-    run_script("mnist_best", measure, draw)
+    run_script("mnist_best", measure, draw, account)

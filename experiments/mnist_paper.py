@@ -185,4 +185,4 @@ def draw(result: dict[str, Any], path: Path) -> None:
 
 
 if __name__ == "__main__":
-    run_script("mnist_paper", measure, draw)
+    run_script("mnist_paper", measure, draw, account)

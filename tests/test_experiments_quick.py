@@ -42,6 +42,10 @@ def test_every_part_runs_and_is_drawn(tmp_path: Path, monkeypatch: pytest.Monkey
     run(monkeypatch, "--out", str(tmp_path), "--draw-only")
     for part in all_figures.PARTS:
         assert (tmp_path / f"{part}.png").stat().st_size > 5000
+    point = json.loads((tmp_path / "fig4_mnist_parameters.json").read_text())
+    cost, by = point["points"][0]["cost"], point["epsilon by each accountant"][0]
+    what = Gaussian(cost["pca_noise"]) + PoissonSampled(100 / 60_000, Gaussian(cost["noise"] / math.sqrt(2))) * 4
+    assert math.isclose(by[VALID]["renyi"], renyi.epsilon(what, delta=1e-5).upper)  # two layers, jointly
     (tmp_path / "fig4_mnist_parameters.json").unlink()  # the quick form has too few points for its statements
     (tmp_path / "fig3_mnist_eps_delta.json").unlink()
     text = page(tmp_path)
