@@ -74,6 +74,7 @@ class Guard:
         self._all_buffers: list[Tensor] = []
         self._trainable: dict[str, nn.Parameter] = {}
         self._buffers: dict[str, tuple[Tensor, int]] = {}
+        self._weights: dict[str, tuple[Tensor, int]] = {}
 
     def begin_lot(self) -> dict[str, nn.Parameter]:
         """The trainable parameters of this lot; notes the buffers, refuses layers that mix or remember examples."""
@@ -83,6 +84,8 @@ class Guard:
                 refuse_mixing(self._model)
             for name, (buffer, _) in self._buffers.items():
                 self._buffers[name] = buffer, buffer._version
+            for name, (weight, _) in self._weights.items():
+                self._weights[name] = weight, weight._version
             return self._trainable
         refuse_mixing(self._model)
         trainable = {name: p for name, p in self._model.named_parameters() if p.requires_grad}
@@ -90,6 +93,9 @@ class Guard:
             raise ValueError("the model has no trainable parameter: every parameter has requires_grad=False")
         self._buffers = {
             name: (b, b._version) for name, b in self._model.named_buffers() if not is_public(name, self.public)
+        }
+        self._weights = {
+            name: (p, p._version) for name, p in self._model.named_parameters() if not is_public(name, self.public)
         }
         self._trainable, self._suspects = trainable, [module for module in self._model.modules() if may_mix(module)]
         self._all_buffers = list(self._model.buffers())
@@ -105,12 +111,12 @@ class Guard:
         return self._changes, *map(Tensor.data_ptr, self._all_buffers)
 
     def at_backward(self, losses: Tensor, rows: int, copies: int) -> None:
-        """Refuse losses that are not one per example, and a forward pass that wrote into buffers."""
+        """Refuse losses that are not one per example, and a forward pass that wrote into buffers or parameters."""
         check_losses(losses, rows, copies)
         self.after_forward()
 
     def after_forward(self) -> None:
-        """Refuse a forward pass that mixed examples or wrote into buffers."""
+        """Refuse a forward pass that mixed examples or wrote into buffers or parameters."""
         refuse_mixing(self._model)
         now = dict(self._model.named_buffers())
         for name, (buffer, version) in self._buffers.items():
@@ -121,6 +127,19 @@ class Guard:
                     "without noise. Freeze it (eval mode, track_running_stats=False); if what it holds does not "
                     f"depend on the examples (a counter, say), declare it: Private(..., public_buffers=({name!r},))"
                 )
+        for name, (weight, version) in self._weights.items():
+            if weight._version != version:
+                raise RuntimeError(written_parameter(name))
+
+
+def written_parameter(name: str) -> str:
+    """What to say of a parameter that changed without a release."""
+    return (
+        f"parameter {name!r} was written between the start of the lot and backward, by the forward pass or beside it. "
+        "Only private.step may change parameters by what is in the data: an Embedding with max_norm scales the rows "
+        "that occur in a batch, statistics kept in a frozen parameter hold raw data. Leave max_norm out; change "
+        "weights between lots; declare a frozen parameter that knows nothing of the data with public_buffers"
+    )
 
 
 def refuse_mixing(model: nn.Module) -> None:

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from hush.gradients.clip import FlatClip
 from hush.gradients.clipped import clipped_sum
-from hush.guards import check_losses, is_public, owner_of, refuse_mixing
+from hush.guards import check_losses, is_public, owner_of, refuse_mixing, written_parameter
 from hush.loading import leaves_of, map_leaves
 
 Forward = Callable[..., Tensor]
@@ -119,6 +119,9 @@ def _check_buffers(model: nn.Module, before: Mapping[str, Tensor], public: Seque
                 "track_running_stats=False). If it does not depend on the examples (a counter, say), declare it with "
                 f"public_buffers=({name!r},)"
             )
+    for name, weight in model.named_parameters():
+        if not is_public(name, public) and not torch.equal(weight, before[name]):
+            raise ValueError(written_parameter(name))
 
 
 def _check_coverage(losses: Tensor, parameters: Mapping[str, Tensor]) -> None:
@@ -194,7 +197,7 @@ def _full_precision() -> Iterator[None]:
 
 @contextmanager
 def _undisturbed(model: nn.Module) -> Iterator[dict[str, Tensor]]:
-    """Buffers and random states as they were, whatever happens inside; hands out copies of the buffers."""
+    """Buffers, parameters and random states as they were, whatever happens inside; hands out copies of the tensors."""
     places = {
         f"{prefix}.{name}" if prefix else name: (module, name, buffer)
         for prefix, module in model.named_modules()
@@ -202,6 +205,8 @@ def _undisturbed(model: nn.Module) -> Iterator[dict[str, Tensor]]:
         if buffer is not None
     }
     copies = {name: buffer.detach().clone() for name, (_, _, buffer) in places.items()}
+    weights = dict(model.named_parameters())
+    copies |= {name: weight.detach().clone() for name, weight in weights.items()}
     with torch.random.fork_rng():
         try:
             yield copies
@@ -212,6 +217,9 @@ def _undisturbed(model: nn.Module) -> Iterator[dict[str, Tensor]]:
                         module._buffers[name] = buffer
                     if not torch.equal(buffer, copies[full]):
                         buffer.copy_(copies[full])
+                for full, weight in weights.items():
+                    if not torch.equal(weight, copies[full]):
+                        weight.copy_(copies[full])
 
 
 def _like(
