@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from hush.gradients import FlatClip, clipped_sum, precision
+from hush.gradients import FlatClip, clipped_sum, precision, products
 from hush.gradients.blocks import chained_additions
 
 
@@ -49,6 +49,19 @@ def test_a_mask_says_who_counts_and_never_how_much(value: float) -> None:
         losses = model(x).square().sum(1)
         sums.append(clipped_sum(losses, dict(model.named_parameters()), FlatClip(1e-2), mask=mask).tensors)
     assert all(torch.equal(sums[0][name], sums[1][name]) for name in sums[0])
+
+
+@pytest.mark.parametrize("bound", [1e-2, 1e-4, 1e-6])
+def test_scaled_gradients_too_small_for_float16_are_not_rounded_to_it(
+    bound: float, monkeypatch: pytest.MonkeyPatch, fresh_plans: None
+) -> None:
+    """As on the matrix units of a GPU: below 6e-5 float16 rounds to whole steps, up to twice the number itself."""
+    monkeypatch.setattr(products, "on_matrix_units", lambda *tensors: True)
+    model = nn.Linear(768, 1, bias=False).half()
+    for size in torch.linspace(1, 40, 20):
+        losses = model(torch.rand(1, 768).mul(size).half()).float().sum(1)
+        total = clipped_sum(losses, dict(model.named_parameters()), FlatClip(bound))
+        assert norm(total.tensors) <= bound
 
 
 class TwoPrecisions(nn.Module):

@@ -50,7 +50,7 @@ class Products(Contribution):
 
     @property
     def rounded(self) -> float:
-        return torch.finfo(self.gradients.dtype).eps / 2 if self._length == 1 and self._half else 0.0
+        return torch.finfo(self.gradients.dtype).eps / 2 if self._length == 1 and self._brain else 0.0
 
     @property
     def apart(self) -> bool:
@@ -71,6 +71,11 @@ class Products(Contribution):
     @property
     def _half(self) -> bool:
         return on_matrix_units(self.inputs, self.gradients)
+
+    @property
+    def _brain(self) -> bool:
+        """Whether scaled gradients may be rounded to their own dtype: those of float16 soon get too small for it."""
+        return self._half and self.gradients.dtype == torch.bfloat16
 
     @cached_property
     def _fused(self) -> FusedRows | None:
@@ -179,7 +184,7 @@ class Products(Contribution):
             total = self._fused.weighted_sum(weights)
         elif self._length > 1 and self._kept is not None:
             total = self._kept.weighted_sum(weights)
-        elif self._half:
+        elif self._brain:
             inputs = weights.clean_rows(self.inputs, self.layout, 0)
             gradients = weights.clean_rows(self.gradients, self.layout, 0)
             scaled = wide(gradients) * self.layout.per_row(weights.factors)[:, None]
