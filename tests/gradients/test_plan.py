@@ -158,15 +158,25 @@ def test_packed_rows_of_equal_and_then_different_lengths() -> None:
 
 
 def test_a_gradient_of_zero_is_not_taken_for_an_answer() -> None:
-    """An adapter that starts at zero: the first batch shows nothing about it, the second does."""
+    """A loss that does not count yet: the first batch shows nothing, the second does."""
+    model, data = nn.Sequential(nn.Linear(4, 2), nn.Linear(2, 3)), torch.randn(5, 4)
+    with pytest.warns(UserWarning, match="probed again"):
+        clipped_sum(0.0 * squares(model, (data,)), dict(model.named_parameters()), FlatClip(1.0))
+    assert plans() == 0
+    check(model, lambda m, batch: 0.5 * squares(m, batch), data)
+    assert plans() == 1
+
+
+def test_an_adapter_that_starts_at_zero_is_probed_once() -> None:
+    """The probe opens it: where its examples lie does not depend on its values."""
     down, up = nn.Linear(4, 2, bias=False), nn.Linear(2, 3, bias=False)
     nn.init.zeros_(up.weight)
     model = nn.Sequential(down, up)
-    with pytest.warns(UserWarning, match="probed again"):
-        clipped_sum((model(torch.randn(5, 4)) - 1).square().sum(1), dict(model.named_parameters()), FlatClip(1.0))
-    assert plans() == 0
-    nn.init.normal_(up.weight)
-    check(model, squares, torch.randn(5, 4))
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        check(model, squares, torch.randn(5, 4))
+        nn.init.normal_(up.weight)
+        check(model, squares, torch.randn(5, 4))
     assert plans() == 1
 
 

@@ -34,7 +34,7 @@ class Mixing(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         hidden = self.second(torch.tanh(self.first(x)))
-        return hidden - self.share * hidden.mean(0)
+        return hidden - self.share * hidden.mean(0) if self.share else hidden
 
 
 class Leaking(nn.Module):
@@ -80,9 +80,12 @@ def test_mixing_is_refused_also_where_passes_differ(share: float) -> None:
 
 
 @pytest.mark.usefixtures("unsteady_passes", "fresh_plans")
-@pytest.mark.parametrize("share", [0.08, 0.12, 0.16, 0.3, 0.45, 0.6, -0.12, -0.5])
+@pytest.mark.parametrize("share", [0.05, 0.08, 0.12, 0.16, 0.3, 0.45, 0.6, -0.05, -0.12, -0.5])
 def test_a_weak_mixture_with_one_neighbour_is_refused(share: float) -> None:
-    """An eighth of one other example is enough to be seen, with gradients that differ from pass to pass as well."""
+    """A twentieth of one other example is enough to be seen, with gradients that differ from pass to pass as well.
+
+    The weights of two examples differ by up to 8, so that a share s of another shows as 7 s of a row.
+    """
     torch.manual_seed(2)
     model = Leaking(share)
     losses = model.losses(torch.randn(16, 6))

@@ -34,6 +34,17 @@ def test_a_row_whose_largest_entry_is_noise_still_counts_as_a_whole() -> None:
     assert loose is not None and torch.equal(loose, CODE.repeat_interleave(2))
 
 
+def test_a_ratio_between_two_powers_of_two_is_nobodys() -> None:
+    """4/3 is as far from 1 as from 2, relative to each: a tolerance that takes it in tells no power from the next.
+
+    It is what two examples give whose gradients point the same way, as all do in a layer of width one.
+    """
+    torch.manual_seed(0)
+    before = torch.randn(8, 64)
+    for power in (1, 2, 4):
+        assert probe._exponents_of_noisy(before, power * 4 / 3 * before) == [None, None]
+
+
 def test_a_sum_over_examples_is_refused_both_ways() -> None:
     torch.manual_seed(0)
     parts = torch.randn(4, 8, 64)

@@ -16,8 +16,8 @@ from hush.gradients.bounded import BoundedSum, Group
 from hush.gradients.bundles import bundled
 from hush.gradients.clip import Clip
 from hush.gradients.combine import leaves_below, pulled_back, reshaped, together
-from hush.gradients.graph import Graph, read
-from hush.gradients.plan import GENERIC, Edge, Plan, PlannedSite, plan_for
+from hush.gradients.graph import Edge, Graph, read
+from hush.gradients.plan import GENERIC, Plan, PlannedSite, plan_for
 from hush.gradients.precision import slack, upper_squared_norms
 from hush.gradients.site import Contribution, Site, Stored, Weights
 
@@ -197,6 +197,8 @@ def _sites(graph: Graph, plan: Plan, losses: Tensor, retain: bool) -> list[dict[
         else:
             ends += [(place, output) for output in _outputs(site.layouts)]
     edges = [graph.edge(plan.sites[place].node, output) for place, output in ends]
+    if not edges:
+        return found  # no loss of this batch moves any parameter
     try:
         # The generic rule runs a node's backward again.
         with torch.autograd.set_multithreading_enabled(False):  # the rules run in this thread, with its settings

@@ -10,8 +10,8 @@ from torch.autograd.graph import Node
 
 from hush.gradients import embedding, products
 from hush.gradients.embedding import Rows
-from hush.gradients.graph import Graph, back
-from hush.gradients.plan import Edge, Inlet, moves
+from hush.gradients.graph import Edge, Graph, back
+from hush.gradients.plan import Inlet, moves
 from hush.gradients.precision import add
 from hush.gradients.products import Products
 from hush.gradients.site import Contribution, Stored, Weights, wide

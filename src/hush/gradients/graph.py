@@ -14,12 +14,8 @@ from torch.autograd.graph import GradientEdge, Node
 
 LEAF = "torch::autograd::AccumulateGrad"
 
-_MOVERS = """
-    Index IndexSelect IndexPut IndexPutImpl IndexAdd IndexCopy MaskedSelect MaskedScatter Gather Scatter ScatterAdd
-    ScatterReduce Take TakeAlongDim Put PackPaddedSequence Sort Topk Embedding
-"""
-MOVERS = frozenset(f"{name}Backward{version}" for name in _MOVERS.split() for version in range(4))
-"""Nodes that move entries to places that values (not shapes) decide: where examples lie may change with the data."""
+Edge = tuple[int, int]
+"""A node, by its number, and which of its outputs."""
 
 
 @dataclass(frozen=True)
@@ -28,7 +24,7 @@ class Graph:
 
     nodes: tuple[Node, ...]
     names: tuple[str, ...]
-    inputs: tuple[tuple[tuple[int, int] | None, ...], ...]
+    inputs: tuple[tuple[Edge | None, ...], ...]
     leaves: Mapping[int, str]
     """Node index -> name of the parameter that it stands for."""
     batch: int
@@ -45,6 +41,11 @@ class Graph:
 
     def saved(self, node: int, attribute: str) -> Any:
         return getattr(self.nodes[node], "_saved_" + attribute, None)
+
+    def saved_tensors(self, node: int) -> list[str]:
+        """The attributes of the node that are saved tensors."""
+        raw = "_raw_saved_"
+        return [name.removeprefix(raw) for name in dir(type(self.nodes[node])) if name.startswith(raw)]
 
 
 def back(steps: Sequence[tuple[Node, int]], gradient: Tensor) -> Tensor:
@@ -65,9 +66,9 @@ def read(losses: Tensor, params: Mapping[str, Tensor]) -> Graph:
         )
     place: dict[Node, int] = {losses.grad_fn: 0}
     nodes: list[Node] = [losses.grad_fn]
-    inputs: list[tuple[tuple[int, int] | None, ...]] = []
+    inputs: list[tuple[Edge | None, ...]] = []
     for node in nodes:
-        edges: list[tuple[int, int] | None] = []
+        edges: list[Edge | None] = []
         for source, output in node.next_functions:
             if source is None:
                 edges.append(None)
@@ -130,5 +131,5 @@ def _arguments(kind: type) -> tuple[str, ...]:
     return tuple(
         name
         for name in dir(kind)
-        if name.startswith("_saved_") and not hasattr(kind, "_raw" + name) and "stride" not in name
+        if name.startswith("_saved_") and not hasattr(kind, "_raw" + name) and "strides" not in name
     )

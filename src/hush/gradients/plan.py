@@ -6,7 +6,7 @@ the gradient of a weight, or of something made of weights alone). A *site* is a 
 
 import warnings
 from collections import OrderedDict
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from math import prod
 
@@ -14,13 +14,13 @@ import torch
 from torch import Tensor
 
 from hush.gradients import generic
-from hush.gradients.graph import LEAF, MOVERS, Graph, back
+from hush.gradients.by_values import Guarded, guarded, joined_by_values, joins, movers, silent, unchanged
+from hush.gradients.graph import LEAF, Edge, Graph, back
+from hush.gradients.opened import opened
 from hush.gradients.probe import Finding, probe
 from hush.gradients.rules import MATRIX_PRODUCTS, PARAMETRIC, RESHAPES, RULES
 from hush.gradients.site import Layout, Rule
 from hush.gradients.transfer import remember, transferred
-
-Edge = tuple[int, int]
 
 GENERIC = Rule(generic.contributions)
 
@@ -55,15 +55,15 @@ class Plan:
     """All sites of a graph, and the values that must stay the same for the plan to hold."""
 
     sites: tuple[PlannedSite, ...]
-    guards: tuple[tuple[int, str, int, Tensor], ...]
-    """Node, saved attribute, position in it, value: indices along the examples' dimension."""
+    guards: tuple[Guarded, ...]
+    """Indices along the examples' dimension."""
     lasting: bool
     """Whether the layouts are certain for every batch of the same graph; if not, the next batch is probed again."""
     disjoint: frozenset[Edge]
     """Leaves that several sites feed in pieces that do not overlap (chunks of a packed projection)."""
 
     def holds(self, graph: Graph) -> bool:
-        return all(_same(_saved_item(graph, node, name, item), value) for node, name, item, value in self.guards)
+        return all(unchanged(graph, guard) for guard in self.guards)
 
 
 _CACHED = 256
@@ -98,16 +98,22 @@ def _make(graph: Graph, losses: Tensor) -> Plan:
     data_side = [node for node in range(len(graph.nodes)) if not parameter_side[node]]
     places = [node for node in data_side if _parameter_inputs(graph, node, parameter_side)]
     norms = [node for node, name in enumerate(graph.names) if name in _BATCH_NORMS and graph.saved(node, "training")]
-    movers = [node for node in _movers(graph, parameter_side) if node not in places]
-    wanted = {edge for node in {*places, *norms, *movers} for edge in ((node, output) for output in used[node])}
-    wanted |= {edge for node in movers for edge in graph.inputs[node] if edge is not None}
+    moving = [node for node in movers(graph, parameter_side) if node not in places]
+    joints = [node for node in data_side if joins(graph, node, parameter_side)]
+    ends = [(place, output) for place in places for output in used[place]]
+    wanted = {*ends} | {(node, output) for node in {*norms, *moving, *joints} for output in used[node]}
+    wanted |= {edge for node in moving for edge in graph.inputs[node] if edge is not None}
     missing = sorted(edge for edge in wanted if edge not in seen)
-    seen |= dict(zip(missing, probe(losses, [graph.edge(*edge) for edge in missing]), strict=True))
+    with opened(graph, parameter_side):
+        seen |= dict(zip(missing, probe(losses, [graph.edge(*edge) for edge in missing]), strict=True))
+        unseen = silent(graph, losses, ends, parameter_side) if ends else []
     for node in norms:
         _refuse_batch_statistics(graph, node, seen[node, 0])
     sites = [_site(graph, node, used[node], seen, parameter_side) for node in places]
-    guards = [guard for node in movers for guard in _guards(graph, node, seen)]
-    uncertain = [graph.names[node] for node in places for output in used[node] if not seen[node, output].certain]
+    guards = [guard for node in moving for guard in guarded(graph, node, seen)]
+    uncertain = [graph.names[end[0]] for end in ends if not seen[end].certain]
+    uncertain += [graph.names[node] for node in joints if joined_by_values(graph, node, seen[node, 0], parameter_side)]
+    uncertain += [graph.names[node] for node in unseen]
     if uncertain:
         warnings.warn(
             f"where the examples lie at {', '.join(sorted(set(uncertain)))} depends on this batch (gradients that are "
@@ -279,37 +285,6 @@ def _refuse_batch_statistics(graph: Graph, node: int, finding: Finding) -> None:
             "others and keeps statistics of the raw data: use GroupNorm (hush.replace_batchnorm(model)), or put it "
             "into eval mode"
         )
-
-
-def _movers(graph: Graph, side: list[bool]) -> Iterable[int]:
-    return (node for node, name in enumerate(graph.names) if name in MOVERS and not side[node])
-
-
-def _guards(graph: Graph, node: int, seen: dict[Edge, Finding]) -> Iterable[tuple[int, str, int, Tensor]]:
-    """The index values that decide where examples go: along other dimensions they may be anything."""
-    kind = type(graph.nodes[node])
-    edge = graph.inputs[node][0]
-    layout = seen[edge].layout if edge is not None and seen[edge].certain else None
-    along = getattr(graph.nodes[node], "_saved_dim", None)
-    if layout is not None and isinstance(along, int) and edge is not None:
-        along %= max(1, len(graph.shape(*edge)))
-        if layout.dim != along:
-            return
-    for raw in dir(kind):
-        if not raw.startswith("_raw_saved_"):
-            continue
-        name = raw.removeprefix("_raw_saved_")
-        value = graph.saved(node, name)
-        for item, tensor in enumerate(value if isinstance(value, tuple) else (value,)):
-            if not isinstance(tensor, Tensor) or tensor.is_floating_point() or tensor.is_complex():
-                continue
-            if layout is None or not isinstance(value, tuple) or item == layout.dim:
-                yield node, name, item, tensor.detach().clone()
-
-
-def _saved_item(graph: Graph, node: int, name: str, item: int) -> Tensor:
-    value = graph.saved(node, name)
-    return value[item] if isinstance(value, tuple) else value
 
 
 def _same(one: Tensor, other: Tensor) -> bool:

@@ -54,3 +54,21 @@ PARAMETRIC = frozenset(f"{name}Backward{version}" for name in _PARAMETRIC.split(
 """Nodes that may stand between a parameter and the place where it meets data (weight norm, adapters, pruning)."""
 
 MATRIX_PRODUCTS = frozenset({"MmBackward0", "AddmmBackward0", "BmmBackward0", "BaddbmmBackward0"})
+
+PRODUCTS = {
+    **dict.fromkeys(("MmBackward0", "BmmBackward0", "MvBackward0"), 0),
+    **dict.fromkeys(("AddmmBackward0", "BaddbmmBackward0", "AddmvBackward0", "SparseAddmmBackward0"), 1),
+}
+"""Nodes that multiply two of their inputs as matrices, and which of them is the left one; the right one follows it."""
+
+_BROADCASTS = "Add Sub Rsub Mul Div Pow Maximum Minimum Fmax Fmin Where MaskedFill Lerp Addcmul Addcdiv Expand"
+BROADCASTS = frozenset(f"{name}Backward{version}" for name in _BROADCASTS.split() for version in range(4))
+"""Nodes whose inputs may be stretched along dimensions of their output."""
+
+_MOVERS = """
+    Index IndexSelect IndexPut IndexPutImpl IndexAdd IndexCopy MaskedSelect MaskedScatter Gather Scatter ScatterAdd
+    ScatterReduce Take TakeAlongDim Put PackPaddedSequence Sort Topk Embedding EmbeddingBag SegmentReduce IndexReduce
+    UnsafeIndex UnsafeMaskedIndex
+"""
+MOVERS = frozenset(f"{name}Backward{version}" for name in _MOVERS.split() for version in range(4))
+"""Nodes that move entries to places that values (not shapes) decide: where examples lie may change with the data."""

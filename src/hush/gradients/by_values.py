@@ -1,0 +1,109 @@
+"""What values, and not shapes, decide: to which example a row belongs, and whether examples meet at all.
+
+A plan is made on one batch and used for the next ones. Where an index, a zero in a matrix or a gradient that does not
+arrive says how the examples lie, the next batch may say otherwise: the plan then holds for the same indices alone, or
+for this batch alone.
+"""
+
+from collections.abc import Iterator, Sequence
+from functools import partial
+
+import torch
+from torch import Tensor
+
+from hush.gradients.graph import LEAF, Edge, Graph
+from hush.gradients.probe import Finding
+from hush.gradients.rules import BROADCASTS, MOVERS, PRODUCTS, RESHAPES
+
+Guarded = tuple[int, str, int, Tensor]
+"""Node, saved attribute, position in it, and the value that it must keep."""
+
+
+def movers(graph: Graph, side: Sequence[bool]) -> list[int]:
+    """Nodes of the data side (`side` says who is not) that move entries to places named by indices."""
+    return [node for node, name in enumerate(graph.names) if name in MOVERS and not side[node]]
+
+
+def guarded(graph: Graph, node: int, seen: dict[Edge, Finding]) -> Iterator[Guarded]:
+    """The index values that decide where examples go: along other dimensions they may be anything."""
+    edge = graph.inputs[node][0]
+    layout = seen[edge].layout if edge is not None and seen[edge].certain else None
+    along = getattr(graph.nodes[node], "_saved_dim", None)
+    if layout is not None and isinstance(along, int) and edge is not None:
+        along %= max(1, len(graph.shape(*edge)))
+        if layout.dim != along:
+            return
+    for name in graph.saved_tensors(node):
+        value = graph.saved(node, name)
+        for item, tensor in enumerate(value if isinstance(value, tuple) else (value,)):
+            if not isinstance(tensor, Tensor) or tensor.is_floating_point() or tensor.is_complex():
+                continue
+            if layout is None or not isinstance(value, tuple) or item == layout.dim:
+                yield node, name, item, tensor.detach().clone()
+
+
+def unchanged(graph: Graph, guard: Guarded) -> bool:
+    """Whether the value that a guard names is the same in this graph."""
+    node, name, item, kept = guard
+    value = graph.saved(node, name)
+    now = value[item] if isinstance(value, tuple) else value
+    return now.shape == kept.shape and torch.equal(now, kept)
+
+
+def joins(graph: Graph, node: int, side: Sequence[bool]) -> bool:
+    """Whether a node might bring examples together or take them apart by the values of its other input."""
+    name, inputs = graph.names[node], _data_inputs(graph, node, side)
+    if not inputs or name in RESHAPES:
+        return False
+    if name in PRODUCTS or name.startswith("ScaledDotProduct"):
+        return True
+    return name in BROADCASTS and any(graph.shape(*edge) != graph.shape(node, 0) for edge in inputs.values())
+
+
+def joined_by_values(graph: Graph, node: int, finding: Finding, side: Sequence[bool]) -> bool:
+    """Whether the examples lie apart below this node because of zeros in what they are multiplied with.
+
+    They do where the dimension along which they lie is summed over, or was broadcast, on the way back.
+    """
+    layout, name, inputs = finding.layout, graph.names[node], _data_inputs(graph, node, side)
+    if layout is None or layout.batch == 1:
+        return False
+    if name.startswith("ScaledDotProduct"):
+        return layout.dim > 1
+    rank = len(graph.shape(node, 0))
+    if name in PRODUCTS:
+        first = PRODUCTS[name]
+        kept = {first: rank - (2 if rank > 1 else 1), first + 1: rank - 1 if rank > 1 else -1}
+        return any(
+            layout.dim != kept[index] and not (rank == 3 and layout.dim == 0) for index in inputs if index in kept
+        )
+    shapes = [graph.shape(*edge) for edge in inputs.values()]
+    sizes = [((1,) * (rank - len(shape)) + shape)[layout.dim] for shape in shapes]
+    return any(size != graph.shape(node, 0)[layout.dim] for size in sizes)
+
+
+def silent(graph: Graph, losses: Tensor, ends: Sequence[Edge], side: Sequence[bool]) -> list[int]:
+    """Nodes on the way to these ends that no gradient reaches: what they join is not seen on this batch."""
+    found: list[int] = []
+
+    def look(node: int, grads: Sequence[Tensor | None]) -> None:
+        if not any(grad is not None and bool(grad.any()) for grad in grads):
+            found.append(node)
+
+    hooks = [
+        graph.nodes[node].register_prehook(partial(look, node))
+        for node in range(1, len(graph.nodes))
+        if not side[node] and graph.names[node] != LEAF
+    ]
+    try:
+        with torch.autograd.set_multithreading_enabled(False):
+            edges = [graph.edge(*end) for end in ends]
+            torch.autograd.grad(losses, edges, torch.ones_like(losses), retain_graph=True, allow_unused=True)
+    finally:
+        for hook in hooks:
+            hook.remove()
+    return found
+
+
+def _data_inputs(graph: Graph, node: int, side: Sequence[bool]) -> dict[int, Edge]:
+    return {i: edge for i, edge in enumerate(graph.inputs[node]) if edge is not None and not side[edge[0]]}
