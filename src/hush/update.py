@@ -10,6 +10,7 @@ from torch.optim import optimizer as torch_optimizer
 
 from hush import graphs, kernels
 from hush.capture import Placed
+from hush.descent import NUMBERS, Descent, descent_of, is_plain, numbers_of
 from hush.integers import OnGrid
 from hush.normals import Normals
 from hush.streams import this_process
@@ -39,7 +40,9 @@ class Update:
     host uses a step up before its replay, so that no noise is ever used twice.
 
     Tensors and settings are captured the second time in a row that they are seen. Every capture doubles the number of
-    times for the next one, so that learning rates that change often are not captured for nothing.
+    times for the next one, so that settings that change often are not captured for nothing. The numbers of plain SGD
+    (learning rate, momentum, weight decay) may change freely: the kernel that adds the noise takes its step as well,
+    and reads them from a table.
     """
 
     def __init__(self) -> None:
@@ -47,6 +50,8 @@ class Update:
         self._times = 0
         self._patience = 2
         self._captured: _CapturedUpdate | None = None
+        self._descends = True
+        """Whether no optimizer was found whose step the kernel cannot take."""
 
     def prepare(
         self, optimizer: torch.optim.Optimizer, planned: PlannedRelease, placed: Placed, step: int
@@ -56,52 +61,72 @@ class Update:
         `placed` is the lot's only batch, not computed yet: the update does that first.
         """
         placed.must_be_fresh()
-        key = _key(optimizer, planned, placed)
+        plain = self._descends and not isinstance(planned.deviations[0], OnGrid) and is_plain(optimizer)
+        key = _key(optimizer, planned, placed, but=NUMBERS if plain else ())
         if key is None:
             return None
         if key != self._seen:
             self._seen, self._times, self._captured = key, 0, None
+        numbers = numbers_of(optimizer) if plain else []
         captured = self._captured
         if captured is None:
             self._times += 1
             if self._times < self._patience or not graphs.possible(planned.totals):
                 return None
+            descent = descent_of(optimizer, placed.region.parameters) if plain else None
+            if plain and descent is None:
+                self._descends = False  # from the next step on as any other optimizer
+                return None
             self._patience = min(2 * self._patience, _MOST_PATIENCE)
-            captured = self._captured = _capture(optimizer, planned, placed, step)
-        return None if captured is None else lambda: captured.run(planned, placed, step)
+            captured = self._captured = _capture(optimizer, planned, placed, descent, numbers, step)
+        return None if captured is None else lambda: captured.run(planned, placed, numbers, step)
 
 
 class _CapturedUpdate:
-    """A recorded update and the table in device memory that it reads its step from."""
+    """A recorded update and the table in device memory that it reads its step from.
+
+    With a descent the release is that of `DescendingRelease`, and the optimizer is not part of the recording.
+    """
 
     def __init__(
-        self, recording: graphs.Recording, release: Any, gradients: Sequence[tuple[nn.Parameter, Tensor]], whole: bool
+        self,
+        recording: graphs.Recording,
+        release: Any,
+        descent: Descent | None,
+        gradients: Sequence[tuple[nn.Parameter, Tensor]],
+        whole: bool,
     ) -> None:
         self._recording = recording
         self._release = release
+        self._descent = descent
         self._gradients = gradients
         self._whole = whole
-        self._on_device: tuple[int, object] | None = None
+        self._on_device: tuple[int, object, list[float]] | None = None
 
-    def run(self, planned: PlannedRelease, placed: Placed, step: int) -> None:
+    def run(self, planned: PlannedRelease, placed: Placed, numbers: list[float], step: int) -> None:
         """Compute the sums, add the noise of the step, and update."""
         if not self._whole:
             placed.region.recording.replay()
         planned.normals.begin(step)
         on_device, self._on_device = self._on_device, None  # unknown if anything below fails
-        if on_device != (step, planned.deviations):
-            self._release.at(step, planned.deviations)
+        if on_device != (step, planned.deviations, numbers):
+            self._release.at(step, _settings_of(planned, self._descent, numbers))
         for parameter, gradient in self._gradients:
             parameter.grad = gradient
         self._recording.replay()
-        self._on_device = step + 1, planned.deviations
+        self._on_device = step + 1, planned.deviations, numbers
 
 
 def _capture(
-    optimizer: torch.optim.Optimizer, planned: PlannedRelease, placed: Placed, step: int
+    optimizer: torch.optim.Optimizer,
+    planned: PlannedRelease,
+    placed: Placed,
+    descent: Descent | None,
+    numbers: list[float],
+    step: int,
 ) -> _CapturedUpdate | None:
     parameters = placed.region.parameters
-    release = _release(parameters, planned, step)
+    release = _release(parameters, planned, descent, numbers, step)
     if release is None:
         return None
     region = placed.region if sum(p.numel() for p in parameters) < _WHOLE_BELOW else None
@@ -112,7 +137,8 @@ def _capture(
         release.next_step()
         for parameter, gradient in zip(parameters, gradients, strict=True):
             parameter.grad = gradient
-        optimizer.step()
+        if descent is None:
+            optimizer.step()
         return gradients
 
     try:
@@ -126,31 +152,49 @@ def _capture(
         for parameter in parameters:
             parameter.grad = None  # nothing was computed yet
         placed.accept_changes()  # recording counts as a change
-    return _CapturedUpdate(recording, release, list(zip(parameters, gradients, strict=True)), region is not None)
+    pairs = list(zip(parameters, gradients, strict=True))
+    return _CapturedUpdate(recording, release, descent, pairs, region is not None)
 
 
-def _release(parameters: Sequence[nn.Parameter], planned: PlannedRelease, step: int) -> Any:
+def _release(
+    parameters: Sequence[nn.Parameter],
+    planned: PlannedRelease,
+    descent: Descent | None,
+    numbers: list[float],
+    step: int,
+) -> Any:
     """The kernel's launch, in place; None where one launch cannot serve all tensors."""
     from hush.kernels import discrete, gaussian
     from hush.kernels.table import fits
 
     totals, deviations = planned.totals, planned.deviations
-    parts = list(zip(totals, deviations, totals, strict=True))
+    parts: list[Any] = list(zip(totals, _settings_of(planned, descent, numbers), totals, strict=True))
     if not fits(parts) or any(total.dtype != p.dtype for total, p in zip(totals, parameters, strict=True)):
         return None
     on_grids = [deviation for deviation in deviations if isinstance(deviation, OnGrid)]
     if on_grids and not discrete.can_draw(on_grids):
         return None
+    scale, subkey = planned.scale, planned.normals.subkey(0)
+    if descent is not None:
+        return gaussian.DescendingRelease(parts, descent, parameters, scale=scale, subkey=subkey, step=step)
     kind: Any = discrete.Release if on_grids else gaussian.Release
-    return kind(parts, scale=planned.scale, subkey=planned.normals.subkey(0), step=step)
+    return kind(parts, scale=scale, subkey=subkey, step=step)
 
 
-def _key(optimizer: torch.optim.Optimizer, planned: PlannedRelease, placed: Placed) -> list[object] | None:
-    """What a captured update depends on; None where a replay would not do what a call does."""
+def _settings_of(planned: PlannedRelease, descent: Descent | None, numbers: list[float]) -> Sequence[Any]:
+    """What the kernel must know of each tensor."""
+    deviations: Any = planned.deviations
+    return deviations if descent is None else descent.paces(deviations, numbers)
+
+
+def _key(
+    optimizer: torch.optim.Optimizer, planned: PlannedRelease, placed: Placed, *, but: Sequence[str]
+) -> list[object] | None:
+    """What a captured update depends on, less some settings; None where a replay would not do what a call does."""
     if not (kernels.available() and _capturable(optimizer)):
         return None
     # A recording has its own sums and parameters; the key of the noise belongs to `normals` and the process.
-    key = [optimizer, placed.region.recording, planned.normals, this_process(), *_settings(optimizer)]
+    key = [optimizer, placed.region.recording, planned.normals, this_process(), *_settings(optimizer, but)]
     if optimizer.state:
         state = [value for values in optimizer.state.values() for value in values.values() if value is not None]
         if state and not (all(isinstance(value, Tensor) for value in state) and graphs.possible(state)):
@@ -173,12 +217,17 @@ def _capturable(optimizer: torch.optim.Optimizer) -> bool:
     )
 
 
-def _settings(optimizer: torch.optim.Optimizer) -> list[object]:
-    """What a replay takes from the settings: addresses of tensors on the device, values of everything else."""
+def _settings(optimizer: torch.optim.Optimizer, but: Sequence[str]) -> list[object]:
+    """What a replay takes from the settings: addresses of tensors on the device, values of everything else.
+
+    Of those left out only whether they are zero: that decides which passes there are.
+    """
     found: list[object] = []
     for group in optimizer.param_groups:
         settings = dict(group)
         found += map(id, settings.pop("params"))
+        for name in but:
+            settings[name] = settings[name] == 0
         if _PLAIN.issuperset(map(type, settings.values())):
             found += settings.values()
         else:
