@@ -1,4 +1,4 @@
-"""The ways to take one training step on a case: not private (eager, compiled, captured), hush, Opacus.
+"""The ways to take one training step on a case: not private (eager, compiled, captured), hush, Opacus, jax-privacy.
 
 Each is a function that builds everything it needs and returns the step, a function without arguments. All of them use
 the same fixed batch, clip norm 1, noise multiplier 1 and SGD; reading data from a disk is nobody's part. A private step
@@ -19,7 +19,7 @@ from hush.private import Private
 
 Step = Callable[[], None]
 WARM_UP = 3
-PEERS = "opacus"
+PEERS = ("opacus", "jax")
 SELDOM = ("plain captured", "hush captured")
 """Ways that come last for large models: graphs that are not compiled, which take most memory."""
 
@@ -224,7 +224,9 @@ def forms(device: str, case: Case | None = None) -> dict[str, Callable[[Case, st
     if device == "cuda":
         found |= {"hush captured": hush_captured, "hush compiled+captured": hush_compiled}
     found |= {"opacus hooks": opacus_hooks, "opacus ghost": opacus_ghost}
-    return found
+    from jax_forms import ways  # it needs what stands above; JAX itself is imported when a way of it is built
+
+    return found | ways()
 
 
 def _channels_last(build: Callable[[Case, str], Step]) -> Callable[[Case, str], Step]:

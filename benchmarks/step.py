@@ -1,7 +1,7 @@
 """One private training step against one non-private step: time ratio and peak memory, for the cases of `cases.py`.
 
     python benchmarks/step.py                          all CPU cases, hush beside the non-private step
-    python benchmarks/step.py --case cnn24 --peers     and Opacus, if it is installed
+    python benchmarks/step.py --case cnn24 --peers     and Opacus and jax-privacy, if installed
     python benchmarks/step.py --device cuda --json results/step-cuda.json
 
 All ways of a case run in one process in turns; the ratio is the median over rounds. Rounds during which other programs
@@ -23,7 +23,7 @@ from pathlib import Path
 
 import torch
 from cases import Case, cases
-from forms import Unavailable, forms
+from forms import PEERS, Unavailable, forms
 from measure import Rounds, interleaved, machine, peak_mib
 
 
@@ -43,6 +43,10 @@ def main() -> None:
         run(options)
         return
     if options.peak:
+        if options.peak.startswith("jax"):
+            import jax_forms
+
+            jax_forms.need_jax()  # a second framework is no part of a step
         print(json.dumps(peak_mib(lambda: forms("cpu")[options.peak](known[chosen[0]], "cpu"))))
         return
     if options.cpu_time:
@@ -72,7 +76,7 @@ def arguments() -> argparse.Namespace:
     parser.add_argument(
         "--cpu-time", action="store_true", help="CPU time of one thread: for a machine that is not quiet"
     )
-    parser.add_argument("--peers", action="store_true", help="time Opacus as well")
+    parser.add_argument("--peers", action="store_true", help="time Opacus and jax-privacy as well")
     parser.add_argument("--no-memory", action="store_true", help="do not start the processes that measure memory")
     parser.add_argument("--limit", type=float, default=400.0, help="seconds for all cases together (GPU only)")
     parser.add_argument("--json", type=Path, help="write everything to this file")
@@ -86,7 +90,7 @@ def report(case: Case, options: argparse.Namespace) -> dict:
     """Measure one case and print its lines."""
     steps, notes = {}, {}
     for name, build in forms("cpu").items():
-        if name.startswith("opacus") and not options.peers:
+        if name.startswith(PEERS) and not options.peers:
             continue
         try:
             steps[name] = build(case, "cpu")

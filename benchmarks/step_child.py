@@ -6,18 +6,23 @@ import os
 import sys
 import time
 from collections.abc import Callable
-from dataclasses import asdict
+from dataclasses import asdict, astuple
 
 from cases import Case, cases
 from crew import end_with_parent
 from exactness import exactness
 from forms import PEERS, SELDOM, Step, Unavailable, captured, forms
-from measure import Rounds, interleaved, reserved_mib, settled_mib
+from jax_forms import JaxStep, used_mib
+from measure import Rounds, Timing, interleaved, reserved_mib, seconds_per_step, settled_mib
 
 CAPTURED = {"plain compiled+captured": "plain compiled"}
 """A way that is a graph of another: that one is captured, not compiled again."""
 PATIENCE = 5
 """Times that memory is asked for again, which other processes may have."""
+FULL = ("OutOfMemoryError", "RESOURCE_EXHAUSTED")
+"""What PyTorch and JAX say when there is none."""
+TURN = 0.05
+"""Seconds that a way outside of the main figures is timed at once."""
 
 
 class Report:
@@ -59,19 +64,34 @@ def compare(case: Case, options: argparse.Namespace, report: Report) -> None:
 def alone(case: Case, options: argparse.Namespace, report: Report) -> None:
     """The memory of one way, the only one in this process; if told so, its time beside the eager plain step."""
     name = options.part
-    answer = _patiently(lambda: reserved_mib(lambda: forms("cuda", case)[name](case, "cuda")))
+    read = used_mib if name.startswith("jax") else reserved_mib
+    answer = _patiently(lambda: read(lambda: forms("cuda", case)[name](case, "cuda")))
     if isinstance(answer, str):
         report.found["unavailable"] = {name: answer}
         report.save("memory")
         return
     step, mib = answer
     report.found["reserved_mib"] = {name: mib}
+    if isinstance(step, JaxStep):
+        report.found["notes"] = {name: step.note}
     report.save("memory")
     for _ in sys.stdin:
-        both = {"plain": forms("cuda", case)["plain"](case, "cuda"), name: step}
-        rounds = interleaved(both, base="plain", rounds=3, device="cuda", slot=0.05)
-        report.found["more"] = {name: asdict(rounds.timings[name])}
+        report.found["more"] = {name: asdict(_beside_plain(case, name, step))}
         report.save("timed")
+
+
+def _beside_plain(case: Case, name: str, step: Step) -> Timing:
+    """Its time and that of the eager plain step, in turns at whose end the GPU is waited for.
+
+    For PyTorch that is part of the measurement. JAX waits by itself, which after every step would cost it the time in
+    which it asks for the next one: all steps of a turn are taken as one, and what that took is divided by their number.
+    """
+    steps, count = {"plain": forms("cuda", case)["plain"](case, "cuda"), name: step}, 1
+    if isinstance(step, JaxStep):
+        count = max(1, round(TURN / min(seconds_per_step(step, 1, "cuda")[0] for _ in range(3))))
+        steps[name] = lambda: step(count)
+    timing = interleaved(steps, base="plain", rounds=3, device="cuda", slot=TURN).timings[name]
+    return Timing(*(value / count for value in astuple(timing)))
 
 
 def measure(case: Case, options: argparse.Namespace, report: Report) -> None:
@@ -108,7 +128,7 @@ def _patiently(work: Callable):
     """What it gives, or what went wrong; other processes use the GPU too, and give their memory back."""
     for _ in range(PATIENCE):
         answer = _or_error(work)
-        if not str(answer).startswith("OutOfMemoryError"):
+        if not any(sign in str(answer) for sign in FULL):
             break
         settled_mib()
         time.sleep(4)

@@ -17,6 +17,8 @@ def show(name: str, found: dict) -> None:
         if way in memory:
             line += f" {memory[way]:7.0f} MiB" + (f" {memory[way] / base:6.2f}x" if base else "")
         print(line)
+    for way, note in found.get("notes", {}).items():
+        print(f"  {way:40s} {note}")
     for way, note in found.get("unavailable", {}).items():
         print(f"  {way:40s} not measured: {note}")
     for kind, errors in found.get("exactness", {}).items():

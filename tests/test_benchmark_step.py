@@ -12,7 +12,7 @@ from types import ModuleType
 import pytest
 
 BENCHMARKS = str(Path(__file__).resolve().parents[1] / "benchmarks")
-ROOMS = ("step_cuda", "crew", "forms", "cases", "measure", "table", "exactness", "oracle")
+ROOMS = ("step_cuda", "crew", "forms", "jax_forms", "cases", "measure", "table", "exactness", "oracle")
 WORKER = """
 import json, pathlib, sys, time
 file, case, phase, part = pathlib.Path(sys.argv[1]), *sys.argv[2:5]
@@ -72,7 +72,8 @@ def test_every_way_is_read_in_a_process_of_its_own(
     assert set(found["mlp60"]["reserved_mib"]) == ways["mlp60"]
     assert set(found["cnn24"]["reserved_mib"]) == ways["cnn24"] - {"opacus ghost"}
     assert "no luck" in found["cnn24"]["unavailable"]["opacus ghost"]
-    assert set(found["mlp60"]["more"]) >= {"opacus hooks", "opacus ghost"}
+    peers = {"opacus hooks", "opacus ghost", "jax-privacy", "jax, not private"}
+    assert set(found["mlp60"]["more"]) >= peers
     assert set(found["mlp60"]["exactness"]) == {"fp32"} and set(found["cnn24"]["exactness"]) == {"bf16", "fp32"}
     times = found["cnn24"]["began"]
     compiled = [began for way, began in times.items() if "compiled+" in way]
@@ -85,7 +86,7 @@ def test_without_the_peers_they_are_not_started(step_cuda: ModuleType, tmp_path:
     file = tmp_path / "step.json"
     step_cuda.measure_all(argparse.Namespace(case=["mlp60"], json=file, rounds=2, peers=False, limit=120.0))
     found = json.loads(file.read_text())["cases"]["mlp60"]
-    assert not [way for way in found["reserved_mib"] if way.startswith("opacus")]
+    assert not [way for way in found["reserved_mib"] if way.startswith(("opacus", "jax"))]
     assert found["ratio"]["ratio"] == 1.5
 
 
