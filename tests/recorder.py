@@ -72,6 +72,7 @@ class Played(graphs.Recording):
     def __init__(self, notes: Notes) -> None:
         self.notes = notes
         self.replays = 0
+        self.held = 0
 
     def replay(self) -> None:
         self.replays += 1

@@ -11,7 +11,7 @@ from torch import Tensor
 
 pytest.importorskip("triton")
 
-from hush.descent import descent_of, is_plain, numbers_of
+from hush.descent import descent_of, numbers_of
 from hush.kernels.gaussian import DescendingRelease
 
 SUBKEY = bytes(range(32))
@@ -125,13 +125,17 @@ def test_what_the_kernel_cannot_do_the_optimizer_does(change: Callable[[Run], No
     assert_same(captured, plain)
 
 
-def test_only_plain_numbers_are_read() -> None:
-    weight = torch.ones(2, requires_grad=True)
-    assert is_plain(torch.optim.SGD([weight], lr=1))
-    assert not is_plain(torch.optim.SGD([weight], lr=torch.tensor(0.1)))
-    assert not is_plain(torch.optim.SGD([weight], lr=0.1, maximize=True))
-    assert not is_plain(torch.optim.SGD([weight], lr=0.1, fused=True))
-    assert not is_plain(torch.optim.Adam([weight], lr=0.1))
-    mixed = [{"params": [weight], "momentum": 0.9}, {"params": [weight.detach().clone()]}]
-    assert not is_plain(torch.optim.SGD(mixed, lr=0.1))
-    assert descent_of(torch.optim.SGD([weight], lr=0.1, momentum=0.9), [weight]) is None, "no velocity yet"
+def test_only_plain_steps_are_read() -> None:
+    weight, other = torch.ones(2, requires_grad=True), torch.ones(2, requires_grad=True)
+
+    def read(*groups: dict[str, Any], **settings: Any) -> bool:
+        optimizer = torch.optim.SGD(groups or [weight], **{"lr": 1} | settings)
+        return bool(numbers_of(optimizer)) and descent_of(optimizer, [weight]) is not None
+
+    assert read() and read(weight_decay=0.1)
+    assert not read(lr=torch.tensor(0.1))
+    assert not read(maximize=True) and not read(fused=True) and not read(differentiable=True)
+    assert read({"params": [weight]}, {"params": [other], "lr": 0.5})
+    assert not read({"params": [weight]}, {"params": [other], "weight_decay": 0.5}), "one kernel for all"
+    assert not read({"params": [other]}), "not its parameter"
+    assert not read(momentum=0.9), "no velocity yet"

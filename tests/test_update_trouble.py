@@ -115,8 +115,8 @@ def test_what_cannot_be_captured_goes_on_without(studio: Studio | None, monkeypa
     assert_same(run, Run(captured=False, kind="plain").train())
 
 
-def test_large_models_take_two_launches(studio: Studio | None, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("hush.update._WHOLE_BELOW", 10)
+def test_large_regions_take_two_launches(studio: Studio | None, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("hush.update._WHOLE_BELOW", 0)
     captured = Run(captured=True).train()
     assert_same(captured, Run(captured=False).train())
     if studio is not None:

@@ -12,6 +12,7 @@ from torch import Tensor
 
 NUMBERS = ("lr", "weight_decay", "momentum", "dampening")
 """Settings of a group that may change without another kernel."""
+_NUMBER = {int, float}
 
 
 class Pace(NamedTuple):
@@ -48,25 +49,21 @@ class Descent(NamedTuple):
         ]
 
 
-def is_plain(optimizer: torch.optim.Optimizer) -> bool:
-    """Whether all groups are SGD of one kind whose settings are numbers of the host."""
-    if type(optimizer) is not torch.optim.SGD:
-        return False
-    kinds = {_kind(group) for group in optimizer.param_groups}
-    return len(kinds) == 1 and None not in kinds
-
-
 def numbers_of(optimizer: torch.optim.Optimizer) -> list[float]:
-    """The settings that may change: four for each group."""
-    return [group[name] for group in optimizer.param_groups for name in NUMBERS]
+    """The settings that may change, four for each group; empty where one of them is no number of the host."""
+    found = [group[name] for group in optimizer.param_groups for name in NUMBERS]
+    return found if _NUMBER.issuperset(map(type, found)) else []
 
 
 def descent_of(optimizer: torch.optim.Optimizer, parameters: Sequence[Tensor]) -> Descent | None:
-    """The step of a plain SGD as a kernel can take it; None where it would do more or less than `optimizer.step()`."""
-    kind = _kind(optimizer.param_groups[0])
+    """The step of SGD as a kernel can take it; None where it would do more or less than `optimizer.step()`."""
+    kinds = {_kind(group) for group in optimizer.param_groups}
     owners = {p: number for number, group in enumerate(optimizer.param_groups) for p in group["params"]}
-    if kind is None or not owners.keys() >= set(parameters):
+    if len(kinds) != 1 or not owners.keys() >= set(parameters):
         return None  # others have no gradient (guards.check_optimizer), so that `optimizer.step()` passes them over
+    kind = kinds.pop()
+    if kind is None:
+        return None
     velocities = [optimizer.state[p].get("momentum_buffer") for p in parameters] if kind.momentum else []
     simple = all(_is_simple(place) for place in (*parameters, *velocities))
     return Descent([owners[p] for p in parameters], velocities, kind.nesterov, kind.decays) if simple else None
@@ -79,8 +76,6 @@ class _Kind(NamedTuple):
 
 
 def _kind(group: dict[str, Any]) -> _Kind | None:
-    if not all(type(group[name]) in (int, float) for name in NUMBERS):
-        return None
     if group["maximize"] or group["differentiable"] or group["fused"]:
         return None
     return _Kind(group["momentum"] != 0, group["nesterov"], group["weight_decay"] != 0)

@@ -31,10 +31,14 @@ def _side() -> torch.cuda.Stream:
 
 
 class Recording:
-    """Recorded work; a replay does it again, in a few microseconds of the host, on what memory holds by then."""
+    """Recorded work; a replay does it again, in a few microseconds of the host, on what memory holds by then.
 
-    def __init__(self, graph: torch.cuda.CUDAGraph) -> None:
+    `held` is the memory in bytes that was reserved for it.
+    """
+
+    def __init__(self, graph: torch.cuda.CUDAGraph, held: int) -> None:
         self.graph = graph
+        self.held = held
 
     def replay(self) -> None:
         """Queue the work on the current stream; waits for nothing."""
@@ -64,11 +68,13 @@ def record(function: Callable[[], T], *, beside: Recording | None = None) -> tup
     try:
         # Other threads may go on meanwhile.
         with _one_thread(), torch.cuda.graph(graph, pool=pool, stream=_side(), capture_error_mode="thread_local"):
+            before = torch.cuda.memory_reserved()
             result = function()
+            held = torch.cuda.memory_reserved() - before
     finally:
         if collecting:
             gc.enable()
-    return Recording(graph), result
+    return Recording(graph, held), result
 
 
 def warm_up(function: Callable[[], T], times: int) -> T:

@@ -7,7 +7,7 @@ data. What only a second forward pass can show is the business of `selfcheck`.
 import math
 from collections.abc import Collection, Mapping, Sequence
 from fnmatch import fnmatchcase
-from operator import itemgetter
+from operator import attrgetter, itemgetter
 
 import torch
 from torch import Tensor, nn
@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from hush.batchnorm import may_mix, mixes_examples
 from hush.gradients.clip import Clip
 
+_version = attrgetter("_version")
 _PARTS = itemgetter("_parameters", "_buffers", "_modules", "_forward_hooks", "_forward_pre_hooks")
 
 
@@ -73,8 +74,9 @@ class Guard:
         self._suspects: list[nn.Module] = []
         self._all_buffers: list[Tensor] = []
         self._trainable: dict[str, nn.Parameter] = {}
-        self._buffers: dict[str, tuple[Tensor, int]] = {}
-        self._weights: dict[str, tuple[Tensor, int]] = {}
+        self._buffers: dict[str, Tensor] = {}
+        self._weights: dict[str, Tensor] = {}
+        self._versions: list[int] = []
 
     def begin_lot(self) -> dict[str, nn.Parameter]:
         """The trainable parameters of this lot; notes the buffers, refuses layers that mix or remember examples."""
@@ -82,21 +84,15 @@ class Guard:
         if survey and survey == self._survey:
             if self._suspects and any(map(mixes_examples, self._suspects)):
                 refuse_mixing(self._model)
-            for name, (buffer, _) in self._buffers.items():
-                self._buffers[name] = buffer, buffer._version
-            for name, (weight, _) in self._weights.items():
-                self._weights[name] = weight, weight._version
+            self._versions = self._versions_now()
             return self._trainable
         refuse_mixing(self._model)
         trainable = {name: p for name, p in self._model.named_parameters() if p.requires_grad}
         if not trainable:
             raise ValueError("the model has no trainable parameter: every parameter has requires_grad=False")
-        self._buffers = {
-            name: (b, b._version) for name, b in self._model.named_buffers() if not is_public(name, self.public)
-        }
-        self._weights = {
-            name: (p, p._version) for name, p in self._model.named_parameters() if not is_public(name, self.public)
-        }
+        self._buffers = {name: b for name, b in self._model.named_buffers() if not is_public(name, self.public)}
+        self._weights = {name: p for name, p in self._model.named_parameters() if not is_public(name, self.public)}
+        self._versions = self._versions_now()
         self._trainable, self._suspects = trainable, [module for module in self._model.modules() if may_mix(module)]
         self._all_buffers = list(self._model.buffers())
         self._modules, self._scripted = list(self._model.modules()), _scripted(self._model)
@@ -105,6 +101,10 @@ class Guard:
         if not survey or survey != self._survey:
             self._survey, self._changes = survey, self._changes + 1
         return trainable
+
+    def _versions_now(self) -> list[int]:
+        """How often each watched tensor was written into: buffers, then parameters."""
+        return [*map(_version, self._buffers.values()), *map(_version, self._weights.values())]
 
     def state(self) -> tuple[int, ...]:
         """Other numbers whenever a lot began with other modules, modes, hooks, parameters or buffers than before."""
@@ -119,16 +119,17 @@ class Guard:
         """Refuse a forward pass that mixed examples or wrote into buffers or parameters."""
         refuse_mixing(self._model)
         now = dict(self._model.named_buffers())
-        for name, (buffer, version) in self._buffers.items():
-            if now.get(name) is not buffer or buffer._version != version:
+        written = [one != other for one, other in zip(self._versions_now(), self._versions, strict=True)]
+        for (name, buffer), changed in zip(self._buffers.items(), written, strict=False):
+            if changed or now.get(name) is not buffer:
                 raise RuntimeError(
                     f"buffer {name!r} of {owner_of(self._model, name)} was changed between the start of the lot and "
                     "backward. A buffer that the forward pass fills from the batch carries raw data into the model "
                     "without noise. Freeze it (eval mode, track_running_stats=False); if what it holds does not "
                     f"depend on the examples (a counter, say), declare it: Private(..., public_buffers=({name!r},))"
                 )
-        for name, (weight, version) in self._weights.items():
-            if weight._version != version:
+        for name, changed in zip(self._weights, written[len(self._buffers) :], strict=True):
+            if changed:
                 raise RuntimeError(written_parameter(name))
 
 

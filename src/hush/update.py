@@ -10,12 +10,12 @@ from torch.optim import optimizer as torch_optimizer
 
 from hush import graphs, kernels
 from hush.capture import Placed
-from hush.descent import NUMBERS, Descent, descent_of, is_plain, numbers_of
+from hush.descent import NUMBERS, Descent, descent_of, numbers_of
 from hush.integers import OnGrid
 from hush.normals import Normals
 from hush.streams import this_process
 
-_WHOLE_BELOW = 1 << 22  # numbers; the step of a larger model takes so long that one launch more does not matter
+_WHOLE_BELOW = 64 << 20  # bytes; a region that holds more takes so long that one launch more does not matter
 _MOST_PATIENCE = 64
 _PLAIN = {bool, int, float, type(None)}
 
@@ -61,20 +61,21 @@ class Update:
         `placed` is the lot's only batch, not computed yet: the update does that first.
         """
         placed.must_be_fresh()
-        plain = self._descends and not isinstance(planned.deviations[0], OnGrid) and is_plain(optimizer)
-        key = _key(optimizer, planned, placed, but=NUMBERS if plain else ())
+        numbers: list[float] = []
+        if self._descends and type(optimizer) is torch.optim.SGD and not isinstance(planned.deviations[0], OnGrid):
+            numbers = numbers_of(optimizer)
+        key = _key(optimizer, planned, placed, but=NUMBERS if numbers else ())
         if key is None:
             return None
         if key != self._seen:
             self._seen, self._times, self._captured = key, 0, None
-        numbers = numbers_of(optimizer) if plain else []
         captured = self._captured
         if captured is None:
             self._times += 1
             if self._times < self._patience or not graphs.possible(planned.totals):
                 return None
-            descent = descent_of(optimizer, placed.region.parameters) if plain else None
-            if plain and descent is None:
+            descent = descent_of(optimizer, placed.region.parameters) if numbers else None
+            if numbers and descent is None:
                 self._descends = False  # from the next step on as any other optimizer
                 return None
             self._patience = min(2 * self._patience, _MOST_PATIENCE)
@@ -129,7 +130,8 @@ def _capture(
     release = _release(parameters, planned, descent, numbers, step)
     if release is None:
         return None
-    region = placed.region if sum(p.numel() for p in parameters) < _WHOLE_BELOW else None
+    # Recorded a second time in the same memory, large blocks may not fit where they lay: it would hold more than once.
+    region = placed.region if placed.region.recording.held < _WHOLE_BELOW else None
 
     def update() -> list[Tensor]:
         gradients = list(planned.totals) if region is None else region.function(region.inputs)
@@ -217,7 +219,7 @@ def _capturable(optimizer: torch.optim.Optimizer) -> bool:
     )
 
 
-def _settings(optimizer: torch.optim.Optimizer, but: Sequence[str]) -> list[object]:
+def _settings(optimizer: torch.optim.Optimizer, but: Sequence[str] = ()) -> list[object]:
     """What a replay takes from the settings: addresses of tensors on the device, values of everything else.
 
     Of those left out only whether they are zero: that decides which passes there are.
