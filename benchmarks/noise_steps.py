@@ -1,7 +1,8 @@
 """Whole training steps, compiled and captured: noise from the secure stream beside the framework's generator.
 
 A process for each case builds the steps; when all are built, one after another times its own in turns, the others
-stopped meanwhile. The three steps of a case share model and compiled region and differ in the release alone.
+stopped meanwhile. The three steps of a case share model and compiled region and differ in release and update alone: the
+kernel of the secure stream takes the step of SGD as well, after the others torch's optimizer takes it.
 """
 
 import itertools
@@ -63,14 +64,15 @@ class Steps:
     def __init__(self, name: str) -> None:
         self._case = cases("cuda")[name]
         self._model, self._x, self._y, self._optimizer = prepare(self._case, "cuda")
-        self._secure, self._compiled = gaussian.Release, capture.compiled
+        self._secure, self._descent, self._compiled = gaussian.Release, update.descent_of, capture.compiled
         self._region: list[Callable] = []
         self.steps: dict[str, Callable[[], None]] = {}
         update._WHOLE_BELOW = 0  # the release in a graph of its own, where torch's can take its place
         capture.compiled = self._once
         self.add("framework")
-        # Once in the first step, which is not captured, and once in the capture.
-        assert FrameworkRelease.launches == 2, "the step with torch's generator was not captured"
+        launched = FrameworkRelease.launches
+        self.steps["framework"]()
+        assert FrameworkRelease.launches == launched, "the step with torch's generator was not captured"
         self.add("secure")
 
     def _once(self, function: Callable, inputs: list[torch.Tensor]) -> Callable:
@@ -78,9 +80,11 @@ class Steps:
         return self._region[0]
 
     def add(self, label: str) -> None:
-        gaussian.Release = FrameworkRelease if label == "framework" else self._secure  # type: ignore[assignment,misc]
+        framework = label == "framework"
+        gaussian.Release = FrameworkRelease if framework else self._secure  # type: ignore[assignment,misc]
+        update.descent_of = (lambda *_: None) if framework else self._descent
         self.steps[label] = step = self._step("discrete" if label == "float-safe" else "gaussian")
-        for _ in range(6):  # the update is captured by then
+        for _ in range(8):  # the update is captured by then
             step()
 
     def _step(self, noise: Literal["gaussian", "discrete"]) -> Callable[[], None]:

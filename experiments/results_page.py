@@ -92,7 +92,7 @@ def paper(result: Result) -> list[str]:
 def best(result: Result) -> list[str]:
     """The section on the best recipe: its rows, and every form of features that was tried on the stand-ins."""
     searches = result["search"]
-    tops = {name: of["ranked"][0]["accuracy there"] for name, of in searches.items()}
+    tops = {name: of["ranked"][0]["accuracy there"]["mean"] for name, of in searches.items()}
     rows = ["", "### The forms that were tried", "", FORMS, ""]
     rows.append(f"| maps | whitened to the power | bent | {' | '.join(f'for {name}' for name in searches)} |")
     rows.append("|---|---|---|" + "---|" * len(searches))
@@ -101,7 +101,7 @@ def best(result: Result) -> list[str]:
         for row in reversed(of["ranked"]):  # the best rate of a form comes last and stays
             setting = row["setting"]
             form = " and ".join(setting["parts"]), setting["power"], setting["bent"]
-            tried.setdefault(form, {})[name] = row["accuracy there"]
+            tried.setdefault(form, {})[name] = row["accuracy there"]["mean"]
     for (parts, power, bent), found in sorted(tried.items()):
         cells = [f"**{percent(a)}**" if a == tops[name] else percent(a) for name, a in found.items()]
         rows.append(f"| {parts} | {power:g} | {'yes' if bent else 'no'} | {' | '.join(cells)} |")
@@ -188,24 +188,29 @@ weights. Not tuned was the length: 3,000 steps of 600 or 2,400 records, so many 
 earlier search on Fashion-MNIST alone had given 91.80, 95.40 and 95.77 % on MNIST, the last of them too little; that
 glyphs, on which few answers are wrong, became the first stand-in is what was learnt from that."""
 BEST = """Two kinds of maps of 7 x 7 places: scattering (81 channels), and what a small network makes of the picture
-(128 channels) that was trained to tell a thousand glyphs drawn at random apart (`experiments/glyph_network.py`; no data
-is in it, its weights come with the package). Both are whitened by the spread that drawings have and scaled to one norm.
-On them one linear layer started at zero, flat clipping at 0.1, momentum 0.9, lots of 4,096, averaged weights, 40
-epochs. The form of the features and the learning rate were chosen on the other data set: for MNIST on Fashion-MNIST,
-for Fashion-MNIST on MNIST; one run each. What was not chosen there (the linear head, lots, epochs, clipping, momentum)
-comes from earlier trials on both data sets, and so does the list of forms: a trial run had shown, on both, that the
-network adds to scattering."""
-FORMS = """Accuracy on the stand-in (for MNIST that is Fashion-MNIST, for Fashion-MNIST it is MNIST), the best of four
-learning rates, one run each; bold was taken."""
-STOPS = """What stops the goals that are not reached. Fashion-MNIST: MNIST chooses its form, and prefers by a few
-hundredths of a per cent, no more than two runs differ by, maps that are not whitened. The other columns show that
-Fashion-MNIST itself would have chosen otherwise, with more at epsilon 2 than it gets here at 3. MNIST at epsilon 8:
-features, not noise; in trials without noise the same heads gained little. In trials whose code is not kept none of
-these helped both data sets: bounds of 0.5 and 2 instead of 0.1, lots of 16,384, 12 angles of scattering instead of 8,
-the mean over copies moved by a pixel, random features of the whitened maps, two convolutions on scattering. Patches of
-drawings as features helped Fashion-MNIST and harmed MNIST; whitening by the data's own spread, which would have to be
-paid for, helped Fashion-MNIST a little. Not tried: longer training on drawings, drawings with faces and textures,
-several runs for each form, networks trained end to end."""
+(192 channels) that was trained to tell a thousand glyphs and a thousand shapes apart, all drawn at random
+(`experiments/glyph_network.py`; no data is in it, its weights come with the package). Both are whitened by the spread
+that drawings have and scaled to one norm. On them one linear layer started at zero, flat clipping at 0.1, momentum 0.9,
+lots of 4,096, averaged weights, 40 epochs.
+
+The form of the features and the learning rate were chosen for all four budgets on the same 10,000 records: the last
+of the training set of Fashion-MNIST, set aside and trained on neither here nor by `hush train`. They were looked at
+without charge, so that no guarantee covers them; the one for Fashion-MNIST covers the other 50,000. No record of MNIST
+was looked at, and all 60,000 are trained on. The width of the network, and that it learns shapes beside glyphs, were
+chosen on the same 10,000 records. What was not chosen there (the linear head, lots, epochs, clipping, momentum) comes
+from earlier trials on both data sets, and so does the idea: a trial had shown, on both, that such a network adds to
+scattering."""
+FORMS = """Accuracy on the 10,000 records set aside, mean of three runs, the best of four learning rates; bold was
+taken."""
+STOPS = """What stops the goal that is not reached, MNIST at epsilon 8: the features, and how they are chosen. An
+earlier network, half as wide and trained on glyphs alone, had reached 99.17 % there with scattering beside it, and
+98.49, 99.09 and 90.16 % in the other rows: shapes and a third kind of maps help where noise is large, and Fashion-MNIST
+everywhere, but digits at little noise not at all. Three forms are equal on the records set aside at epsilon 8, to 0.01
+%, and the one that was taken has no scattering. MNIST's own records were not asked. In trials whose code is not kept
+none of these helped both data sets: bounds of 0.5 and 2 instead of 0.1, lots of 16,384, 12 angles of scattering instead
+of 8, the mean over copies moved by a pixel, random features of the whitened maps, two convolutions on scattering. On
+the records set aside a network trained longer on glyphs, or on three times as many classes, was no better. Not tried:
+networks trained end to end, 10,000 records of MNIST set aside for it."""
 TITLES = {"mnist": "MNIST", "fashion-mnist": "Fashion-MNIST"}
 SECTIONS: dict[str, Callable[[Result], list[str]]] = {
     "mnist_paper": paper,
@@ -216,11 +221,11 @@ SECTIONS: dict[str, Callable[[Result], list[str]]] = {
     "fig3_mnist_eps_delta": figure3,
     "fig4_mnist_parameters": figure4,
 }
-CPU_TIMES = """Figures 2 and 4 share one queue of programs: the time of each is when its last program ended. The
-network of drawn glyphs (`python experiments/glyph_network.py --device cuda`) took 45 s on a GPU. Without one, figures 2
-and 4 take about five hours on two free cores: a step of 18 networks side by side takes 0.2 s of one core's time, figure
-2 has 100,000 of them with three repetitions and figure 4 as much work as 85,000. The rest of figures 1 to 4 takes
-minutes. The scattering of a data set takes some four minutes of a core more, once."""
+CPU_TIMES = """Figures 2 and 4 share one queue of programs: the time of each is when its last program ended. The network
+of drawings (`python experiments/glyph_network.py --device cuda`) took 71 s on a GPU beside other programs. Without one,
+figures 2 and 4 take about five hours on two free cores: a step of 18 networks side by side takes 0.2 s of one core's
+time, figure 2 has 100,000 of them with three repetitions and figure 4 as much work as 85,000. The rest of figures 1 to
+4 takes minutes. The scattering of a data set takes some four minutes of a core more, once."""
 FOREWORD = """# Results on MNIST and Fashion-MNIST
 
 Written by `experiments/results_page.py` from `results/*.json`. Accuracy is the last model's test accuracy, mean ±
@@ -231,9 +236,9 @@ guarantee.
 
 "The paper's settings" are those that it prints (clipping each layer at 4, its noise levels and learning rates), trained
 as long as the valid accounting allows; the authors chose them on MNIST and did not charge for it. "Other settings" were
-chosen on stand-ins (the other data set, for the paper's network also glyphs drawn at random), so that choosing them
-looked at no record of the data they are used for; the exceptions are the rates without privacy, set by hand, and what
-all best recipes share (see there). Bold reaches what had to be reached.
+chosen on stand-ins (Fashion-MNIST, for the paper's network also glyphs drawn at random), so that choosing them looked
+at no record of MNIST; for Fashion-MNIST on 10,000 of its records that are set aside. The exceptions are the rates
+without privacy, set by hand, and what all best recipes share (see there). Bold reaches what had to be reached.
 """
 
 

@@ -9,10 +9,11 @@ import pytest
 import torch
 from watching import watch
 
-from hush import cli
+from hush import cli, data
 from hush.accounting import Gaussian, PoissonSampled, compose, epsilon
 from hush.commands import recipe_job as recipes_of_train
 from hush.ledger import Ledger
+from hush.recipes import recipe
 
 JOB = """
 import torch
@@ -109,6 +110,21 @@ def test_the_best_recipe_trains(capfd: pytest.CaptureFixture[str]) -> None:
     )
     assert code == 0, err
     assert json.loads(out.splitlines()[-1])["test_accuracy"] > 0.5
+
+
+def test_records_that_settings_were_chosen_on_are_not_trained_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nor do they count: lots are drawn from the others, and the data is named for what it is."""
+    images = data.load("mnist")
+    few = replace(images, train_x=images.train_x[:50], train_y=images.train_y[:50], test_x=images.test_x[:7],
+                  test_y=images.test_y[:7])  # fmt: skip
+    monkeypatch.setattr(recipes_of_train.data, "load", lambda name: few)
+    found = replace(recipe("fashion-mnist", model="best", epsilon=3.0), parts=("lines",), set_aside=20, lot_size=6)
+    job = recipes_of_train.recipe_job("fashion-mnist", found=found, device="cpu")
+    x, y = job.train_set
+    assert len(x) == len(y) == len(job.fingerprint_of[0]) == 30 and job.steps == found.epochs * 30 // 6
+    assert torch.equal(y, few.train_y[:30])
+    assert job.data_name == "the Fashion-MNIST training set less the last 20 records"
+    assert recipe("fashion-mnist", model="best", epsilon=3.0).set_aside == 10_000
 
 
 def test_a_job_of_ones_own(capfd: pytest.CaptureFixture[str], script: Path, tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""The network of drawn glyphs: what is kept is what was trained, and it was trained."""
+"""The network of drawings: what is kept is what was trained, and it was trained."""
 
 import sys
 from pathlib import Path
@@ -7,16 +7,16 @@ import pytest
 import torch
 
 from hush import glyph_network
-from hush.drawings import Glyphs
-from hush.glyph_network import LAYERS, strokes
+from hush.drawings import Glyphs, Shapes
+from hush.glyph_network import LAYERS, lines, strokes
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "experiments"))
 import glyph_network as training
 
 
-def drawings(count: int, seed: int) -> torch.Tensor:
+def drawings(count: int, seed: int, kind: type[Glyphs] | type[Shapes] = Glyphs) -> torch.Tensor:
     generator = torch.Generator().manual_seed(seed)
-    alphabet = Glyphs(20, generator=torch.Generator().manual_seed(77))
+    alphabet = kind(20, generator=torch.Generator().manual_seed(77))
     return alphabet.draw(torch.arange(count) % 20, generator=generator)
 
 
@@ -32,19 +32,24 @@ def test_what_is_kept_reads_as_what_was_trained(tmp_path: Path, monkeypatch: pyt
     glyph_network.weights.cache_clear()
     images = drawings(6, 1)
     with torch.no_grad():
-        expected = body(images[:, None])
+        expected, half_way = body(images[:, None]), body[:3](images[:, None])
     torch.testing.assert_close(strokes(images, batch_size=4), expected, rtol=0.02, atol=0.02)
+    means = half_way.unflatten(2, (7, 2)).unflatten(4, (7, 2)).mean(dim=(3, 5))
+    torch.testing.assert_close(lines(images, batch_size=4), means, rtol=0.02, atol=0.02)
     assert expected.shape == (6, LAYERS[-1][1], 7, 7) and expected.std() > 0.3
     glyph_network.weights.cache_clear()
 
 
-def test_the_kept_network_knows_glyphs_it_has_not_seen() -> None:
+@pytest.mark.parametrize("kind, least, most", [(Glyphs, 0.6, 0.45), (Shapes, 0.8, 0.6)])
+def test_the_kept_network_knows_classes_it_has_not_seen(
+    kind: type[Glyphs] | type[Shapes], least: float, most: float
+) -> None:
     """Nearest of one drawing each of 20 other glyphs: far more often right by its maps than by pixels."""
-    examples, others = drawings(20, 5), drawings(400, 6)
+    examples, others = drawings(20, 5, kind), drawings(400, 6, kind)
 
     def right(of: torch.Tensor, to: torch.Tensor) -> float:
         nearest = torch.cdist(of.flatten(1), to.flatten(1)).argmin(1)
         return (nearest == torch.arange(len(of)) % 20).double().mean().item()
 
     by_pixels, by_maps = right(others, examples), right(strokes(others), strokes(examples))
-    assert by_maps > 0.7 and by_pixels < 0.5  # a network that was not trained is no better than pixels
+    assert by_maps > least and by_pixels < most  # a network that was not trained is no better than pixels

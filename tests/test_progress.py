@@ -8,6 +8,7 @@ import time
 import pytest
 
 from hush.accounting import Budget
+from hush.commands.watching import watched
 from hush.fitting.progress import Progress
 
 
@@ -79,3 +80,15 @@ def test_without_rich_there_are_lines(monkeypatch: pytest.MonkeyPatch) -> None:
     with bar() as progress:
         progress.reach(200)
     assert stream.getvalue().startswith("step 200 of 200")
+
+
+def test_what_comes_before_the_training_is_watched(monkeypatch: pytest.MonkeyPatch) -> None:
+    now, plain = [0.0], io.StringIO()
+    monkeypatch.setattr(time, "monotonic", lambda: now[0])
+    monkeypatch.setattr(sys, "stderr", plain)
+    for _ in watched("features")(range(10)):
+        now[0] += 4.0
+    assert plain.getvalue().splitlines() == ["features: 40%", "features: 80%"], "a line every 15 seconds"
+    monkeypatch.setattr(sys, "stderr", terminal := Terminal())
+    assert list(watched("features")(range(3))) == [0, 1, 2]
+    assert "features" in terminal.getvalue()

@@ -97,3 +97,4 @@ def test_recipes_are_the_winners_of_the_experiments(experiment: str) -> None:
         else:
             assert (found.whitening, found.bent, list(found.parts)) == (won["power"], won["bent"], won["parts"])
             assert (found.clip, found.momentum) == (0.1, 0.9)
+            assert 60_000 - found.set_aside == won["examples"]

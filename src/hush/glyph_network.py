@@ -1,6 +1,6 @@
-"""A small network that was trained to tell drawn glyphs apart: features of strokes, learnt without anybody's data.
+"""A small network that was trained to tell drawn glyphs and shapes apart: features learnt without anybody's data.
 
-Its weights come with the package (half precision, 0.6 MB); experiments/glyph_network.py trained them, on drawings of
+Its weights come with the package (half precision, 1.2 MB); experiments/glyph_network.py trained them, on drawings of
 `hush.drawings` alone, so that reading a picture with it costs no privacy.
 """
 
@@ -14,7 +14,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 FILE = Path(__file__).parent / "data" / "files" / "glyphs" / "network.npz"
-LAYERS = ((1, 32, 1), (32, 64, 2), (64, 64, 1), (64, 128, 2), (128, 128, 1))  # channels in and out, stride
+LAYERS = ((1, 48, 1), (48, 96, 2), (96, 96, 1), (96, 192, 2), (192, 192, 1))  # channels in and out, stride
 Weights = Sequence[tuple[Tensor, Tensor]]  # of each convolution: weight and bias
 
 
@@ -27,17 +27,26 @@ def weights() -> Weights:
 
 
 def strokes(images: Tensor, *, batch_size: int = 250) -> Tensor:
-    """Pictures [N, 28, 28] in [0, 1] -> maps [N, 128, 7, 7], every picture by itself.
+    """Pictures [N, 28, 28] in [0, 1] -> maps [N, 192, 7, 7] of the last layer, every picture by itself.
 
     >>> strokes(torch.zeros(2, 28, 28)).shape
-    torch.Size([2, 128, 7, 7])
+    torch.Size([2, 192, 7, 7])
     """
-    layers = [(weight.to(images), bias.to(images)) for weight, bias in weights()]
-    return torch.cat([_maps(part[:, None], layers) for part in images.split(batch_size)])
+    return torch.cat([_maps(part, len(LAYERS)) for part in images.split(batch_size)])
+
+
+def lines(images: Tensor, *, batch_size: int = 250) -> Tensor:
+    """Pictures [N, 28, 28] in [0, 1] -> maps [N, 96, 7, 7] of the third layer, the mean of four places each.
+
+    >>> lines(torch.zeros(2, 28, 28)).shape
+    torch.Size([2, 96, 7, 7])
+    """
+    return torch.cat([F.avg_pool2d(_maps(part, 3), 2) for part in images.split(batch_size)])
 
 
 @torch.no_grad()
-def _maps(x: Tensor, layers: Weights) -> Tensor:
-    for (weight, bias), (_, _, stride) in zip(layers, LAYERS, strict=True):
-        x = F.conv2d(x, weight, bias, stride=stride, padding=1).relu_()
+def _maps(images: Tensor, depth: int) -> Tensor:
+    x = images[:, None]
+    for (weight, bias), (_, _, stride) in list(zip(weights(), LAYERS, strict=True))[:depth]:
+        x = F.conv2d(x, weight.to(x), bias.to(x), stride=stride, padding=1).relu_()
     return x

@@ -7,23 +7,24 @@ places, which a few hundred drawings fix.
 """
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
+from typing import Any
 
 import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from hush.drawings import Glyphs
-from hush.glyph_network import strokes
+from hush.drawings import Glyphs, Shapes
+from hush.glyph_network import lines, strokes
 from hush.scattering import scatter
 
 GROUPS = 27
 DRAWINGS, SEED, RIDGE = 500, 2016, 0.1
 NORM = 63.0  # of an example's features: that of 81 channels of 7 x 7 with mean square 1
-MAPS: dict[str, Callable[..., Tensor]] = {"scattering": scatter, "strokes": strokes}
-CHANNELS = {"scattering": 81, "strokes": 128}
+MAPS: dict[str, Callable[..., Tensor]] = {"lines": lines, "scattering": scatter, "strokes": strokes}
+CHANNELS = {"lines": 96, "scattering": 81, "strokes": 192}
 
 
 @dataclass(frozen=True)
@@ -60,12 +61,21 @@ def whitened(maps: dict[str, Tensor], *, power: float, bent: bool = True, batch_
     return torch.cat([torch.cat([one(*part) for part in zip(names, b, strict=True)], dim=1) for b in batches])
 
 
-def features(images: Tensor, parts: Sequence[str], *, power: float, bent: bool = True) -> Tensor:
-    """Whitened maps of pictures [N, 28, 28] in [0, 1]."""
-    batches = images.split(2000 if images.is_cuda else 50)
-    return torch.cat(
-        [whitened({name: MAPS[name](b, batch_size=len(b)) for name in parts}, power=power, bent=bent) for b in batches]
-    )
+def features(
+    images: Tensor,
+    parts: Sequence[str],
+    *,
+    power: float,
+    bent: bool = True,
+    watch: Callable[[Sequence[Any]], Iterable[Any]] = iter,
+) -> Tensor:
+    """Whitened maps of pictures [N, 28, 28] in [0, 1]; `watch` goes through the batches, and may show how far it is."""
+    size = 2000 if images.is_cuda else 50
+    found = images.new_empty(len(images), sum(CHANNELS[name] for name in parts), 7, 7)  # gigabytes: not twice
+    for batch, place in watch(list(zip(images.split(size), found.split(size), strict=True))):
+        maps = {name: MAPS[name](batch, batch_size=size) for name in parts}
+        place.copy_(whitened(maps, power=power, bent=bent))
+    return found
 
 
 def _normed(maps: Tensor, name: str) -> Tensor:
@@ -80,8 +90,9 @@ def drawn_whitening(name: str, power: float) -> Whitening:
     takes the mean away. The scale is such that a feature of a drawing has a mean square of 1.
     """
     generator = torch.Generator().manual_seed(SEED)
-    alphabet = Glyphs(DRAWINGS // 4, generator=generator)
-    drawings = alphabet.draw(torch.arange(DRAWINGS) % (DRAWINGS // 4), generator=generator)
+    which = torch.arange(DRAWINGS // 2) % (DRAWINGS // 4)  # two drawings of each glyph, two of each shape
+    alphabets = [kind(DRAWINGS // 4, generator=generator) for kind in (Glyphs, Shapes)]
+    drawings = torch.cat([alphabet.draw(which, generator=generator) for alphabet in alphabets])
     features = _normed(MAPS[name](drawings).double(), name).flatten(2)
     mean = features.mean(dim=0)
     centred = features - mean

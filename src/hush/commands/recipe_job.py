@@ -8,6 +8,7 @@ from torch.optim.lr_scheduler import LambdaLR
 
 from hush import data
 from hush.accounting import Event, Gaussian
+from hush.commands.watching import watched
 from hush.fitting import HeldOut, Job, Upfront
 from hush.pca import ProjectionLayer, dp_pca
 from hush.recipes import Recipe, recipe
@@ -27,9 +28,11 @@ def recipe_job(
 ) -> Job:
     """The job of a recipe on a bundled or known data set; `examples` takes only the first so many of both sets."""
     images = data.load(name)
-    train_x, train_y = images.train_x[:examples], images.train_y[:examples]
+    trained = slice(min(len(images.train_x) - found.set_aside, examples or len(images.train_x)))
+    train_x, train_y = images.train_x[trained], images.train_y[trained]
     test_x, test_y = images.test_x[:examples], images.test_y[:examples]
-    x, test = found.features(train_x.to(device)), found.features(test_x.to(device))
+    x = found.features(train_x.to(device), watch=watched("features of the training set"))
+    test = found.features(test_x.to(device), watch=watched("features of the test set"))
     projection, upfront = _projection(found, x, seed)
     model = found.model(projection, generator=torch.Generator().manual_seed(weights_seed)).to(device)
     optimizer = found.optimizer(model)
@@ -48,7 +51,8 @@ def recipe_job(
         average=found.averaging,
         upfront=upfront,
         fingerprint_of=(train_x, train_y),
-        data_name=f"the {TITLES[name]} training set",
+        data_name=f"the {TITLES[name]} training set"
+        + (f" less the last {found.set_aside:,} records" if found.set_aside else ""),
         settings_from=found.settings_from,
     )
 
