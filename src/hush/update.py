@@ -143,8 +143,10 @@ def _capture(
             optimizer.step()
         return gradients
 
+    gpu = [planned.totals[0].device] if planned.totals[0].is_cuda else []
     try:
-        recording, gradients = graphs.record(update, beside=None if region is None else region.recording)
+        with torch.random.fork_rng(devices=gpu):  # a resumed run records at another step, and must draw the same
+            recording, gradients = graphs.record(update, beside=None if region is None else region.recording)
         if region is not None:
             release.onto(gradients)
     except RuntimeError as error:
