@@ -103,11 +103,11 @@ class Crew:
         for child in self._children.values():
             child.end()
 
-    def add(self, jobs: Iterable[Job], *, after: Iterable[Job] = (), first: bool = False) -> None:
-        """Jobs that begin when those in `after` are over; `first` puts them before all that wait."""
+    def add(self, jobs: Iterable[Job], *, after: Iterable[Job] = ()) -> None:
+        """Jobs that begin, in their order and behind all that wait, when those in `after` are over."""
         jobs = list(jobs)
         self._after |= {job: tuple(after) for job in jobs}
-        self._waiting = jobs + self._waiting if first else self._waiting + jobs
+        self._waiting += jobs
 
     def tend(self) -> None:
         """Start what can be started."""

@@ -78,7 +78,7 @@ def arguments() -> argparse.Namespace:
     )
     parser.add_argument("--peers", action="store_true", help="time Opacus and jax-privacy as well")
     parser.add_argument("--no-memory", action="store_true", help="do not start the processes that measure memory")
-    parser.add_argument("--limit", type=float, default=400.0, help="seconds for all cases together (GPU only)")
+    parser.add_argument("--limit", type=float, default=600.0, help="seconds for all cases together (GPU only)")
     parser.add_argument("--json", type=Path, help="write everything to this file")
     parser.add_argument("--peak", help=argparse.SUPPRESS)
     parser.add_argument("--phase", choices=("exact", "time", "way"), help=argparse.SUPPRESS)

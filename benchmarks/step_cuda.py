@@ -125,7 +125,7 @@ def rest(crew: Crew, options: argparse.Namespace, found: dict, end: float, write
         return job.part not in (best.get("plain"), best.get("hush")), not job.part.startswith(PEERS), job.part in SELDOM
 
     jobs.sort(key=order)
-    crew.add(jobs, first=True)
+    crew.add(jobs)  # after the comparisons, which matter more than peers
     left = list(jobs)
     while left and time.monotonic() < end - 4:
         crew.wait(end - 4, lambda: any(crew.at(job, "memory") for job in left))
