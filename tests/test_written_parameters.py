@@ -52,6 +52,63 @@ def test_a_parameter_that_the_forward_pass_writes_is_refused(kind: str) -> None:
         train(build(), x)
 
 
+class Secretly(nn.Module):
+    """Keeps something of its inputs where version counters do not see it."""
+
+    def __init__(self, way: str) -> None:
+        super().__init__()
+        self.layer, self.way = nn.Linear(3, 2), way
+        self.register_buffer("kept", torch.zeros(3))
+        self.frozen = nn.Parameter(torch.zeros(3), requires_grad=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        mean = x.detach().mean(0)
+        if self.way == "buffer.data":
+            self.kept.data.add_(mean)
+        elif self.way == "another buffer.data":
+            self.kept.data = self.kept + mean
+        elif self.way == "numpy":
+            self.kept.numpy()[:] = mean.numpy()
+        elif self.way == "parameter.data":
+            self.frozen.data.copy_(mean)
+        elif self.way == "weight.data":
+            self.layer.weight.data.add_(mean)
+        elif not hasattr(self, "new"):
+            self.register_buffer("new", mean)
+        return self.layer(x)
+
+
+@pytest.mark.parametrize(
+    "way", ["buffer.data", "another buffer.data", "numpy", "parameter.data", "weight.data", "new buffer"]
+)
+def test_what_is_written_without_a_trace_is_seen_at_the_first_batch(way: str) -> None:
+    model, x = Secretly(way), torch.randn(40, 3) + 1
+    plan = hush.Plan(lots=hush.PoissonLots(40, 20), steps=2, clip=hush.FlatClip(1.0), noise_multiplier=1.0)
+    private = hush.Private(model, plan)
+    lot = next(private.lots())
+    for _ in range(2):  # also when the lot is begun again
+        for index in lot.batches(40):
+            losses = model(x[index]).square().sum(1)
+            with pytest.raises(RuntimeError, match="between the start of the lot and backward"):
+                private.backward(losses)
+        if way in ("numpy", "new buffer"):
+            break  # the same once more, which changes nothing
+        private.restart()
+
+
+def test_weights_may_be_loaded_before_the_first_lot() -> None:
+    model, x = Secretly("none"), torch.randn(40, 3)
+    model.register_buffer("new", torch.zeros(3))
+    plan = hush.Plan(lots=hush.PoissonLots(40, 20), steps=2, clip=hush.FlatClip(1.0), noise_multiplier=1.0)
+    private, optimizer = hush.Private(model, plan), torch.optim.SGD(model.layer.parameters(), lr=0.1)
+    model.layer.weight.data.mul_(3)
+    for lot in private.lots():
+        for index in lot.batches(40):
+            private.backward(model(x[index]).square().sum(1))
+        private.step(optimizer)
+    assert private.steps_done == 2
+
+
 @pytest.mark.parametrize("build, x", [*MODELS.values(), (lambda: Centred(True), torch.randn(40, 3))])
 def test_the_check_finds_it_and_leaves_the_model_as_it_was(build, x: Tensor) -> None:
     model = build()

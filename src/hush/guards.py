@@ -1,7 +1,8 @@
 """What `Private` looks at in every step: the losses' shape, layers that mix examples, buffers, the optimizer.
 
-These checks see shapes, flags and version counters, never a value, so they wait for no device and say nothing of the
-data. What only a second forward pass can show is the business of `selfcheck`.
+These checks see shapes, flags and version counters, so they wait for no device and say nothing of the data; only the
+first forward pass of a model is followed by a look at what its parameters and buffers hold, since `.data` is written
+without a trace. What only a second forward pass can show is the business of `selfcheck`.
 """
 
 import math
@@ -77,6 +78,9 @@ class Guard:
         self._buffers: dict[str, Tensor] = {}
         self._weights: dict[str, Tensor] = {}
         self._versions: list[int] = []
+        self._names: set[str] = set()
+        self._sums: list[int] | None = None
+        """Of the bits of all watched tensors, until the first forward pass was looked at."""
 
     def begin_lot(self) -> dict[str, nn.Parameter]:
         """The trainable parameters of this lot; notes the buffers, refuses layers that mix or remember examples."""
@@ -85,6 +89,7 @@ class Guard:
             if self._suspects and any(map(mixes_examples, self._suspects)):
                 refuse_mixing(self._model)
             self._versions = self._versions_now()
+            self._sums = None if self._sums is None else self._sums_now()
             return self._trainable
         refuse_mixing(self._model)
         trainable = {name: p for name, p in self._model.named_parameters() if p.requires_grad}
@@ -92,7 +97,8 @@ class Guard:
             raise ValueError("the model has no trainable parameter: every parameter has requires_grad=False")
         self._buffers = {name: b for name, b in self._model.named_buffers() if not is_public(name, self.public)}
         self._weights = {name: p for name, p in self._model.named_parameters() if not is_public(name, self.public)}
-        self._versions = self._versions_now()
+        self._versions, self._sums = self._versions_now(), self._sums_now()
+        self._names = {name for name, _ in self._model.named_buffers()}
         self._trainable, self._suspects = trainable, [module for module in self._model.modules() if may_mix(module)]
         self._all_buffers = list(self._model.buffers())
         self._modules, self._scripted = list(self._model.modules()), _scripted(self._model)
@@ -103,8 +109,14 @@ class Guard:
         return trainable
 
     def _versions_now(self) -> list[int]:
-        """How often each watched tensor was written into: buffers, then parameters."""
-        return [*map(_version, self._buffers.values()), *map(_version, self._weights.values())]
+        """How often each watched tensor was written into, buffers, then parameters; then where the buffers lie."""
+        buffers = self._buffers.values()
+        return [*map(_version, buffers), *map(_version, self._weights.values()), *map(Tensor.data_ptr, buffers)]
+
+    def _sums_now(self) -> list[int]:
+        """A number for what each watched tensor holds, in the same order; waits for the device."""
+        sums = [_sum_of_bits(tensor) for tensor in (*self._buffers.values(), *self._weights.values())]
+        return [int(one) for one in sums]
 
     def state(self) -> tuple[int, ...]:
         """Other numbers whenever a lot began with other modules, modes, hooks, parameters or buffers than before."""
@@ -119,18 +131,38 @@ class Guard:
         """Refuse a forward pass that mixed examples or wrote into buffers or parameters."""
         refuse_mixing(self._model)
         now = dict(self._model.named_buffers())
-        written = [one != other for one, other in zip(self._versions_now(), self._versions, strict=True)]
-        for (name, buffer), changed in zip(self._buffers.items(), written, strict=False):
-            if changed or now.get(name) is not buffer:
-                raise RuntimeError(
-                    f"buffer {name!r} of {owner_of(self._model, name)} was changed between the start of the lot and "
-                    "backward. A buffer that the forward pass fills from the batch carries raw data into the model "
-                    "without noise. Freeze it (eval mode, track_running_stats=False); if what it holds does not "
-                    f"depend on the examples (a counter, say), declare it: Private(..., public_buffers=({name!r},))"
-                )
-        for name, changed in zip(self._weights, written[len(self._buffers) :], strict=True):
-            if changed:
-                raise RuntimeError(written_parameter(name))
+        written = self._written()
+        fresh = [name for name in now if name not in self._names and not is_public(name, self.public)]
+        changed = fresh + [name for name, buffer in self._buffers.items() if now.get(name) is not buffer]
+        for name in [*changed, *(name for name in written if name in self._buffers)]:
+            raise RuntimeError(
+                f"buffer {name!r} of {owner_of(self._model, name)} was changed between the start of the lot and "
+                "backward. A buffer that the forward pass fills from the batch carries raw data into the model "
+                "without noise. Freeze it (eval mode, track_running_stats=False); if what it holds does not "
+                f"depend on the examples (a counter, say), declare it: Private(..., public_buffers=({name!r},))"
+            )
+        for name in written:
+            raise RuntimeError(written_parameter(name))
+
+    def _written(self) -> list[str]:
+        """The watched tensors that are not what they were when the lot began."""
+        names = [*self._buffers, *self._weights]
+        now, before = self._versions_now(), self._versions
+        found = {name for name, one, other in zip(names + names, now, before, strict=False) if one != other}
+        if self._sums is not None:
+            sums = self._sums_now()
+            found |= {name for name, one, other in zip(names, sums, self._sums, strict=True) if one != other}
+            self._sums = self._sums if found else None
+        return [name for name in names if name in found]
+
+
+_BITS = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
+
+
+def _sum_of_bits(tensor: Tensor) -> Tensor:
+    flat = (tensor.detach() if tensor.layout == torch.strided else tensor.detach().to_dense()).contiguous()
+    flat = torch.view_as_real(flat) if flat.is_complex() else flat
+    return flat.view(_BITS[flat.element_size()]).sum(dtype=torch.int64)
 
 
 def written_parameter(name: str) -> str:

@@ -12,8 +12,10 @@ import torch
 from torch import Tensor
 
 from hush.gradients.graph import LEAF, Edge, Graph
-from hush.gradients.probe import Finding
+from hush.gradients.opened import gates, opened, opened_gates
+from hush.gradients.probe import Finding, probe
 from hush.gradients.rules import BROADCASTS, MOVERS, PRODUCTS, RESHAPES
+from hush.gradients.site import Layout
 
 Guarded = tuple[int, str, int, Tensor]
 """Node, saved attribute, position in it, and the value that it must keep."""
@@ -38,7 +40,8 @@ def guarded(graph: Graph, node: int, seen: dict[Edge, Finding]) -> Iterator[Guar
         for item, tensor in enumerate(value if isinstance(value, tuple) else (value,)):
             if not isinstance(tensor, Tensor) or tensor.is_floating_point() or tensor.is_complex():
                 continue
-            if layout is None or not isinstance(value, tuple) or item == layout.dim:
+            along_examples = layout is None or not isinstance(value, tuple) or item == layout.dim
+            if along_examples or tensor.dtype in (torch.bool, torch.uint8):  # a mask is an index of several dimensions
                 yield node, name, item, tensor.detach().clone()
 
 
@@ -80,6 +83,37 @@ def joined_by_values(graph: Graph, node: int, finding: Finding, side: Sequence[b
     shapes = [graph.shape(*edge) for edge in inputs.values()]
     sizes = [((1,) * (rank - len(shape)) + shape)[layout.dim] for shape in shapes]
     return any(size != graph.shape(node, 0)[layout.dim] for size in sizes)
+
+
+def routed(graph: Graph, node: int, seen: dict[Edge, Finding]) -> bool:
+    """Whether a node picks one value along the dimension in which examples lie: the next batch may pick another's."""
+    edge = graph.inputs[node][0]
+    layout = seen[edge].layout if edge is not None else None
+    if edge is None or layout is None or layout.batch == 1:
+        return False
+    along = getattr(graph.nodes[node], "_saved_dim", ())
+    reduced = (along,) if isinstance(along, int) else tuple(along or ())
+    rank = len(graph.shape(*edge))
+    return not reduced or layout.dim in {dim % max(1, rank) for dim in reduced}
+
+
+def gated(graph: Graph, losses: Tensor, seen: dict[Edge, Finding], ends: Sequence[Edge], side: Sequence[bool]) -> bool:
+    """Whether examples would lie otherwise at these ends if no factor were zero and masks said something else."""
+    if not gates(graph, side):
+        return False
+    for condition in (True, False):
+        with opened(graph, side), opened_gates(graph, side, condition):
+            found = probe(losses, [graph.edge(*end) for end in ends])
+        for end, finding in zip(ends, found, strict=True):
+            if not (finding.blank or _alike(finding.layout, seen[end].layout)):
+                return True
+    return False
+
+
+def _alike(one: Layout | None, other: Layout | None) -> bool:
+    if one is None or other is None or one.order is not None or other.order is not None:
+        return one is other
+    return one == other
 
 
 def silent(graph: Graph, losses: Tensor, ends: Sequence[Edge], side: Sequence[bool]) -> list[int]:

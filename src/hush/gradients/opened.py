@@ -1,17 +1,19 @@
-"""Weights without zeros, for the time of a probe: what a closed gate hides belongs to the graph as well.
+"""Tensors without zeros, for the time of a probe: what a closed gate hides belongs to the graph as well.
 
 A weight that is zero when a plan is made (an adapter, a new branch) lets no gradient through, so that a probe sees
-nothing of what lies behind it, and the first step opens it. A backward pass reads weights where the forward pass left
-them; there the small ones are replaced, and put back bit for bit afterwards.
+nothing of what lies behind it, and the first step opens it. A mask may give rows to examples: on the next batch its
+zeros lie elsewhere. A backward pass reads both where the forward pass left them; there zeros are replaced, and put back
+bit for bit afterwards.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 
 import torch
 from torch import Tensor
 
 from hush.gradients.graph import Graph
+from hush.gradients.rules import GATES
 
 _CLOSED = 2.0**-10
 """Weights that are so many times smaller than those of a fresh layer let hardly anything through."""
@@ -20,20 +22,48 @@ _CLOSED = 2.0**-10
 @contextmanager
 def opened(graph: Graph, parameter_side: Sequence[bool]) -> Iterator[None]:
     """No weight in what backward passes through this graph read is near zero inside; none is changed afterwards."""
+    sized = (
+        (one, max(1, one[:1].numel()) ** -0.5 if one.dim() > 1 else 1.0) for one in _weights(graph, parameter_side)
+    )
+    with _replaced(sized, True):
+        yield
+
+
+@contextmanager
+def opened_gates(graph: Graph, parameter_side: Sequence[bool], condition: bool) -> Iterator[None]:
+    """No factor on the data side is near zero inside, and all masks say `condition`; none is changed afterwards."""
+    with _replaced(((gate, 1.0) for gate in gates(graph, parameter_side)), condition):
+        yield
+
+
+def gates(graph: Graph, parameter_side: Sequence[bool]) -> list[Tensor]:
+    """What nodes of the data side multiply gradients with, or choose between them by."""
+    nodes = [node for node, name in enumerate(graph.names) if name in GATES and not parameter_side[node]]
+    saved = [graph.saved(node, name) for node in nodes for name in graph.saved_tensors(node)]
+    return [tensor for tensor in saved if isinstance(tensor, Tensor)]
+
+
+@contextmanager
+def _replaced(tensors: Iterable[tuple[Tensor, float]], condition: bool) -> Iterator[None]:
+    """Numbers near zero become plus or minus the given size, whole numbers 1, and what is true or false `condition`."""
     before: dict[int, tuple[Tensor, Tensor, Tensor]] = {}
     try:
         with torch.no_grad():
-            for weights in _weights(graph, parameter_side):
-                place = weights.untyped_storage().data_ptr()
-                if place in before or not weights.numel() or not weights.is_floating_point():
+            for tensor, size in tensors:
+                place = tensor.untyped_storage().data_ptr()
+                if place in before or not tensor.numel() or tensor.is_complex():
                     continue
-                whole = torch.empty(0, dtype=weights.dtype, device=weights.device).set_(weights.untyped_storage())
-                size = weights[:1].numel() ** -0.5 if weights.dim() > 1 else 1.0
-                closed = whole.abs() <= _CLOSED * size
+                whole = torch.empty(0, dtype=tensor.dtype, device=tensor.device).set_(tensor.untyped_storage())
+                if tensor.dtype == torch.bool:
+                    closed, fresh = whole != condition, torch.full_like(whole, condition)
+                elif tensor.is_floating_point():
+                    generator = torch.Generator(whole.device).manual_seed(len(before))
+                    signs = torch.randint(2, whole.shape, generator=generator, device=whole.device)
+                    closed, fresh = whole.abs() <= _CLOSED * size, (size * (2 * signs - 1)).to(whole.dtype)
+                else:
+                    closed, fresh = whole == 0, torch.ones_like(whole)
                 before[place] = whole, closed, whole[closed]
-                generator = torch.Generator(whole.device).manual_seed(len(before))
-                signs = torch.randint(2, before[place][2].shape, generator=generator, device=whole.device)
-                whole[closed] = (size * (2 * signs - 1)).to(whole.dtype)
+                whole[closed] = fresh[closed]
         yield
     finally:
         for whole, closed, values in before.values():

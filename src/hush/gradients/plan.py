@@ -8,17 +8,17 @@ import warnings
 from collections import OrderedDict
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from math import prod
 
 import torch
 from torch import Tensor
 
 from hush.gradients import generic
-from hush.gradients.by_values import Guarded, guarded, joined_by_values, joins, movers, silent, unchanged
-from hush.gradients.graph import LEAF, Edge, Graph, back
+from hush.gradients.by_values import Guarded, gated, guarded, joined_by_values, joins, movers, routed, silent, unchanged
+from hush.gradients.graph import Edge, Graph, back
 from hush.gradients.opened import opened
 from hush.gradients.probe import Finding, probe
-from hush.gradients.rules import MATRIX_PRODUCTS, PARAMETRIC, RESHAPES, RULES
+from hush.gradients.rules import RESHAPES, ROUTERS, RULES
+from hush.gradients.sides import doubtful, has_data_below, inputs_first, parameter_side
 from hush.gradients.site import Layout, Rule
 from hush.gradients.transfer import remember, transferred
 
@@ -57,6 +57,8 @@ class Plan:
     sites: tuple[PlannedSite, ...]
     guards: tuple[Guarded, ...]
     """Indices along the examples' dimension."""
+    doubtful: tuple[Guarded, ...]
+    """Square constants that parameters are multiplied with, as large as a batch: if they change, they are data."""
     lasting: bool
     """Whether the layouts are certain for every batch of the same graph; if not, the next batch is probed again."""
     disjoint: frozenset[Edge]
@@ -78,6 +80,8 @@ def plan_for(graph: Graph, losses: Tensor, settle: Callable[[Plan], Plan]) -> Pl
     plans = _cache.setdefault(graph.key, [])
     _cache.move_to_end(graph.key)
     for plan in plans:
+        if not all(unchanged(graph, constant) for constant in plan.doubtful):
+            raise ValueError(_mixed(graph.names[plan.doubtful[0][0]]))
         if plan.holds(graph):
             return plan
     known = transferred(graph)
@@ -94,26 +98,30 @@ def plan_for(graph: Graph, losses: Tensor, settle: Callable[[Plan], Plan]) -> Pl
 
 def _make(graph: Graph, losses: Tensor) -> Plan:
     used = _used_outputs(graph)
-    parameter_side, seen = _parameter_side(graph, losses, used)
-    data_side = [node for node in range(len(graph.nodes)) if not parameter_side[node]]
-    places = [node for node in data_side if _parameter_inputs(graph, node, parameter_side)]
+    side, seen = parameter_side(graph, losses, used)
+    data_side = [node for node in range(len(graph.nodes)) if not side[node]]
+    places = [node for node in data_side if _parameter_inputs(graph, node, side)]
     norms = [node for node, name in enumerate(graph.names) if name in _BATCH_NORMS and graph.saved(node, "training")]
-    moving = [node for node in movers(graph, parameter_side) if node not in places]
-    joints = [node for node in data_side if joins(graph, node, parameter_side)]
+    moving = [node for node in movers(graph, side) if node not in places]
+    joints = [node for node in data_side if joins(graph, node, side)]
+    routers = [node for node in data_side if graph.names[node] in ROUTERS]
     ends = [(place, output) for place in places for output in used[place]]
     wanted = {*ends} | {(node, output) for node in {*norms, *moving, *joints} for output in used[node]}
-    wanted |= {edge for node in moving for edge in graph.inputs[node] if edge is not None}
+    wanted |= {edge for node in {*moving, *routers} for edge in graph.inputs[node] if edge is not None}
     missing = sorted(edge for edge in wanted if edge not in seen)
-    with opened(graph, parameter_side):
+    with opened(graph, side):
         seen |= dict(zip(missing, probe(losses, [graph.edge(*edge) for edge in missing]), strict=True))
-        unseen = silent(graph, losses, ends, parameter_side) if ends else []
+        unseen = silent(graph, losses, ends, side) if ends else []
     for node in norms:
         _refuse_batch_statistics(graph, node, seen[node, 0])
-    sites = [_site(graph, node, used[node], seen, parameter_side) for node in places]
+    sites = [_site(graph, node, used[node], seen, side) for node in places]
     guards = [guard for node in moving for guard in guarded(graph, node, seen)]
     uncertain = [graph.names[end[0]] for end in ends if not seen[end].certain]
-    uncertain += [graph.names[node] for node in joints if joined_by_values(graph, node, seen[node, 0], parameter_side)]
+    uncertain += [graph.names[node] for node in joints if joined_by_values(graph, node, seen[node, 0], side)]
     uncertain += [graph.names[node] for node in unseen]
+    uncertain += [graph.names[node] for node in routers if routed(graph, node, seen)]
+    if not uncertain and gated(graph, losses, seen, ends, side):
+        uncertain.append("products with masks")
     if uncertain:
         warnings.warn(
             f"where the examples lie at {', '.join(sorted(set(uncertain)))} depends on this batch (gradients that are "
@@ -122,14 +130,15 @@ def _make(graph: Graph, losses: Tensor) -> Plan:
             stacklevel=2,
         )
     found = _passed(graph, [site for site in sites if site is not None])
-    return Plan(found, tuple(guards), not uncertain, _disjoint(graph, found))
+    constants = [one for node in range(len(graph.nodes)) if side[node] for one in doubtful(graph, node)]
+    return Plan(found, tuple(guards), tuple(constants), not uncertain, _disjoint(graph, found))
 
 
 def _passed(graph: Graph, sites: list[PlannedSite]) -> tuple[PlannedSite, ...]:
     """The sites, each told whether another one lies below it."""
     places = {site.node for site in sites}
     above: set[int] = set()
-    for node in _inputs_first(graph):
+    for node in inputs_first(graph):
         if any(edge is not None and (edge[0] in places or edge[0] in above) for edge in graph.inputs[node]):
             above.add(node)
     return tuple(replace(site, passed=site.node in above) for site in sites)
@@ -168,80 +177,6 @@ def _used_outputs(graph: Graph) -> list[list[int]]:
     return [sorted(outputs) for outputs in used]
 
 
-def _inputs_first(graph: Graph) -> list[int]:
-    """All nodes, each after its inputs."""
-    order: list[int] = []
-    done = [False] * len(graph.nodes)
-    stack = [0]
-    while stack:
-        node = stack[-1]
-        waiting = [edge[0] for edge in graph.inputs[node] if edge is not None and not done[edge[0]]]
-        if waiting and not done[node]:
-            stack.extend(waiting)
-            continue
-        stack.pop()
-        if not done[node]:
-            done[node] = True
-            order.append(node)
-    return order
-
-
-def _parameter_side(graph: Graph, losses: Tensor, used: list[list[int]]) -> tuple[list[bool], dict[Edge, Finding]]:
-    """For each node whether it is on the parameter side, found from the leaves upwards, and what was probed for it."""
-    side: list[bool | None] = [None] * len(graph.nodes)
-    seen: dict[Edge, Finding] = {}
-    order = _inputs_first(graph)
-    while True:
-        open_nodes = []
-        for node in order:
-            if side[node] is None:
-                side[node] = _decide(graph, node, side)
-                if side[node] is None and all(edge is None or side[edge[0]] for edge in graph.inputs[node]):
-                    open_nodes.append(node)
-        if not open_nodes:
-            return [bool(answer) for answer in side], seen
-        edges = [(node, output) for node in open_nodes for output in used[node]]
-        seen |= dict(zip(edges, probe(losses, [graph.edge(*edge) for edge in edges]), strict=True))
-        for node in open_nodes:
-            findings = [seen[node, output] for output in used[node]]
-            side[node] = all(finding.layout is None for finding in findings)
-
-
-def _decide(graph: Graph, node: int, side: list[bool | None]) -> bool | None:
-    """What can be said without a probe; None if nothing."""
-    name = graph.names[node]
-    if name == LEAF:
-        return node in graph.leaves
-    inputs = [side[edge[0]] for edge in graph.inputs[node] if edge is not None]
-    if not inputs or False in inputs or node == 0:
-        return False
-    if None in inputs:
-        return None
-    if name in RESHAPES:
-        return True
-    if name not in PARAMETRIC or _takes_in_data(graph, node):
-        return False
-    if graph.batch > 1:
-        return None
-    # All that one example does belongs to it; what has no dimension has no rule either.
-    return name not in RULES or graph.shape(node, 0) == ()
-
-
-def _takes_in_data(graph: Graph, node: int) -> bool:
-    """Whether a node joins parameters with a constant tensor that looks like data and not like a mask or a scale.
-
-    What is larger than the parameters that go into it does, and so does a matrix product whose result has another shape
-    than the parameter, with a size that is a multiple of the batch's.
-    """
-    shape = graph.shape(node, 0)
-    given = [graph.shape(*edge) for edge in graph.inputs[node] if edge is not None]
-    if len(given) == len(graph.inputs[node]):
-        return False
-    if graph.names[node] in MATRIX_PRODUCTS:
-        return shape not in given and any(size % graph.batch == 0 for size in shape)
-    return prod(shape) > max(prod(one) for one in given)
-
-
 def _parameter_inputs(graph: Graph, node: int, side: list[bool]) -> list[int]:
     return [index for index, edge in enumerate(graph.inputs[node]) if edge is not None and side[edge[0]]]
 
@@ -254,15 +189,19 @@ def _site(
     if all(finding.blank for finding in findings.values()):
         return None
     for finding in findings.values():
-        if finding.layout is None and not finding.blank:
-            raise ValueError(
-                f"at the node {graph.names[node]} the gradients of the losses cannot be told apart by example: "
-                "expected that each loss depends on its own example only, but examples are mixed after this point "
-                "(batch statistics, a loss that compares examples, a mean over the batch). Remove the mixing"
-            )
+        if (finding.layout is None and not finding.blank) or has_data_below(graph, node, side):
+            raise ValueError(_mixed(graph.names[node]))
     layouts = [findings[output].layout if output in findings else None for output in range(max(outputs) + 1)]
     inlets = [_inlet(graph, node, index) for index in _parameter_inputs(graph, node, side)]
     return PlannedSite(node, RULES.get(graph.names[node], GENERIC), tuple(layouts), tuple(inlets))
+
+
+def _mixed(name: str) -> str:
+    return (
+        f"at the node {name} the gradients of the losses cannot be told apart by example: expected that each loss "
+        "depends on its own example only, but examples are mixed after this point (batch statistics, a loss that "
+        "compares examples, a mean over the batch). Remove the mixing"
+    )
 
 
 def _inlet(graph: Graph, node: int, index: int) -> Inlet:

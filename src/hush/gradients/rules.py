@@ -53,8 +53,6 @@ _PARAMETRIC = """
 PARAMETRIC = frozenset(f"{name}Backward{version}" for name in _PARAMETRIC.split() for version in range(4))
 """Nodes that may stand between a parameter and the place where it meets data (weight norm, adapters, pruning)."""
 
-MATRIX_PRODUCTS = frozenset({"MmBackward0", "AddmmBackward0", "BmmBackward0", "BaddbmmBackward0"})
-
 PRODUCTS = {
     **dict.fromkeys(("MmBackward0", "BmmBackward0", "MvBackward0"), 0),
     **dict.fromkeys(("AddmmBackward0", "BaddbmmBackward0", "AddmvBackward0", "SparseAddmmBackward0"), 1),
@@ -68,7 +66,15 @@ BROADCASTS = frozenset(f"{name}Backward{version}" for name in _BROADCASTS.split(
 _MOVERS = """
     Index IndexSelect IndexPut IndexPutImpl IndexAdd IndexCopy MaskedSelect MaskedScatter Gather Scatter ScatterAdd
     ScatterReduce Take TakeAlongDim Put PackPaddedSequence Sort Topk Embedding EmbeddingBag SegmentReduce IndexReduce
-    UnsafeIndex UnsafeMaskedIndex
+    UnsafeIndex UnsafeMaskedIndex IndexFill
 """
 MOVERS = frozenset(f"{name}Backward{version}" for name in _MOVERS.split() for version in range(4))
 """Nodes that move entries to places that values (not shapes) decide: where examples lie may change with the data."""
+
+_GATES = "Mul Where MaskedFill Addcmul Lerp NativeDropout"
+GATES = frozenset(f"{name}Backward{version}" for name in _GATES.split() for version in range(4))
+"""Nodes through which zeros of a saved tensor let no gradient pass."""
+
+_ROUTERS = "Max Min Amax Amin Aminmax Median Nanmedian Mode Kthvalue Cummax Cummin"
+ROUTERS = frozenset(f"{name}Backward{version}" for name in _ROUTERS.split() for version in range(4))
+"""Nodes that hand a gradient to the place of one value along the dimensions that they reduce."""

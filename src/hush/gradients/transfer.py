@@ -29,7 +29,7 @@ _families: OrderedDict[object, list[_Member]] = OrderedDict()
 
 def remember(graph: Graph, plan: "Plan") -> None:
     """Keep a plan that was made by probing as evidence for other batch sizes."""
-    if graph.batch < 2 or not plan.lasting or plan.guards:
+    if graph.batch < 2 or not plan.lasting or plan.guards or plan.doubtful:
         return
     members = _families.setdefault(_family(graph), [])
     _families.move_to_end(_family(graph))
