@@ -233,3 +233,10 @@ def test_a_square_constant_that_changes_is_data() -> None:
     squared_norms((mixing @ (torch.randn(8, 8) @ weight)).sin().sum(1), {"weight": weight})
     with pytest.raises(ValueError, match="cannot be told apart by example"):
         squared_norms((mixing @ (torch.randn(8, 8) @ weight)).sin().sum(1), {"weight": weight})
+
+
+@pytest.mark.parametrize("size", [4, 6, 12])
+def test_a_vector_of_fewer_examples_than_features_is_data(size: int) -> None:
+    weight, mixing = torch.randn(8, requires_grad=True), torch.softmax(torch.randn(size, size), 1)
+    with pytest.raises(ValueError, match="cannot be told apart by example"):
+        squared_norms((mixing @ (torch.randn(size, 8) @ weight)).sin(), {"weight": weight})
