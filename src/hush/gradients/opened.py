@@ -58,7 +58,7 @@ def _replaced(tensors: Iterable[tuple[Tensor, float]], condition: bool) -> Itera
                     closed, fresh = whole != condition, torch.full_like(whole, condition)
                 elif tensor.is_floating_point():
                     generator = torch.Generator(whole.device).manual_seed(len(before))
-                    signs = torch.randint(2, whole.shape, generator=generator, device=whole.device)
+                    signs = torch.randint(2, whole.shape, generator=generator, device=whole.device, dtype=torch.int8)
                     closed, fresh = whole.abs() <= _CLOSED * size, (size * (2 * signs - 1)).to(whole.dtype)
                 else:
                     closed, fresh = whole == 0, torch.ones_like(whole)
