@@ -17,23 +17,25 @@ from hush.gradients.probe import Finding, probe
 from hush.gradients.rules import BROADCASTS, MOVERS, PRODUCTS, RESHAPES
 from hush.gradients.site import Layout
 
+Place = tuple[int, str, int]
+"""Node, saved attribute, position in it."""
 Guarded = tuple[int, str, int, Tensor]
-"""Node, saved attribute, position in it, and the value that it must keep."""
+"""The same, and the value that stands there and must not change."""
 
 
 def movers(graph: Graph, side: Sequence[bool]) -> list[int]:
-    """Nodes of the data side (`side` says who is not) that move entries to places named by indices."""
-    return [node for node, name in enumerate(graph.names) if name in MOVERS and not side[node]]
+    """Nodes of the data side (`side` says who is not) that move entries to places named by indices, or may do so."""
+    named = [node for node, name in enumerate(graph.names) if name in MOVERS or graph.is_python(node)]
+    return [node for node in named if not side[node]]
 
 
 def guarded(graph: Graph, node: int, seen: dict[Edge, Finding]) -> Iterator[Guarded]:
     """The index values that decide where examples go: along other dimensions they may be anything."""
-    edge = graph.inputs[node][0]
+    edge = None if graph.is_python(node) else graph.inputs[node][0]
     layout = seen[edge].layout if edge is not None and seen[edge].certain else None
-    along = getattr(graph.nodes[node], "_saved_dim", None)
-    if layout is not None and isinstance(along, int) and edge is not None:
-        along %= max(1, len(graph.shape(*edge)))
-        if layout.dim != along:
+    if layout is not None and edge is not None:
+        along = _dims(graph, node, len(graph.shape(*edge)))
+        if along and layout.dim not in along:
             return
     for name in graph.saved_tensors(node):
         value = graph.saved(node, name)
@@ -45,12 +47,19 @@ def guarded(graph: Graph, node: int, seen: dict[Edge, Finding]) -> Iterator[Guar
                 yield node, name, item, tensor.detach().clone()
 
 
+def item_at(graph: Graph, place: Place) -> Tensor:
+    """The tensor that is saved at a place."""
+    node, name, item = place
+    value = graph.saved(node, name)
+    found: Tensor = value[item] if isinstance(value, tuple) else value
+    return found
+
+
 def unchanged(graph: Graph, guard: Guarded) -> bool:
     """Whether the value that a guard names is the same in this graph."""
     node, name, item, kept = guard
-    value = graph.saved(node, name)
-    now = value[item] if isinstance(value, tuple) else value
-    return now.shape == kept.shape and torch.equal(now, kept)
+    now = item_at(graph, (node, name, item))
+    return isinstance(now, Tensor) and now.shape == kept.shape and torch.equal(now, kept)
 
 
 def joins(graph: Graph, node: int, side: Sequence[bool]) -> bool:
@@ -91,10 +100,8 @@ def routed(graph: Graph, node: int, seen: dict[Edge, Finding]) -> bool:
     layout = seen[edge].layout if edge is not None else None
     if edge is None or layout is None or layout.batch == 1:
         return False
-    along = getattr(graph.nodes[node], "_saved_dim", ())
-    reduced = (along,) if isinstance(along, int) else tuple(along or ())
-    rank = len(graph.shape(*edge))
-    return not reduced or layout.dim in {dim % max(1, rank) for dim in reduced}
+    reduced = _dims(graph, node, len(graph.shape(*edge)))
+    return not reduced or layout.dim in reduced
 
 
 def gated(graph: Graph, losses: Tensor, seen: dict[Edge, Finding], ends: Sequence[Edge], side: Sequence[bool]) -> bool:
@@ -108,6 +115,13 @@ def gated(graph: Graph, losses: Tensor, seen: dict[Edge, Finding], ends: Sequenc
             if not (finding.blank or _alike(finding.layout, seen[end].layout)):
                 return True
     return False
+
+
+def _dims(graph: Graph, node: int, rank: int) -> set[int]:
+    """The dimensions that a node names; negative ones are saved as if they had no sign."""
+    named = getattr(graph.nodes[node], "_saved_dim", None)
+    several = (named,) if isinstance(named, int) else tuple(named or ())
+    return {(dim - 2**64 if dim >= 2**63 else dim) % max(1, rank) for dim in several}
 
 
 def _alike(one: Layout | None, other: Layout | None) -> bool:

@@ -159,6 +159,13 @@ def _contributions(losses: Tensor, params: Mapping[str, Tensor], allow_unused: b
     return {graph.leaves[leaf]: part for leaf, part in _home(graph, plan, answers).items()}
 
 
+_UNSEEN = (
+    ". A function of one's own, or a compiled part, has parameters inside: whether it mixes examples cannot be seen "
+    "from the losses. Check it once with hush.check(model, losses_of, *batch), or hand the forward pass over as it is "
+    "(private.capture, with compile=True where that pays)"
+)
+
+
 def _settle(graph: Graph, plan: Plan, losses: Tensor) -> Plan:
     """Tries the rules once; a site that its rule declines goes to the generic rule from then on, with a warning."""
     answers = _sites(graph, plan, losses, retain=True)
@@ -167,10 +174,11 @@ def _settle(graph: Graph, plan: Plan, losses: Tensor) -> Plan:
         for site, answer in zip(plan.sites, answers, strict=True)
     )
     slow = sorted({graph.names[site.node] for site in sites if site.rule is GENERIC})
+    unseen = any(graph.is_python(site.node) for site in sites)
     if slow:
         warnings.warn(
             f"no rule for parameters that meet data at {', '.join(slow)}: these nodes are taken backwards once for "
-            "each example, which is exact but slow",
+            "each example, which is exact but slow" + unseen * _UNSEEN,
             stacklevel=2,
         )
     return replace(plan, sites=sites)

@@ -13,6 +13,8 @@ from torch import Tensor
 from torch.autograd.graph import GradientEdge, Node
 
 LEAF = "torch::autograd::AccumulateGrad"
+COPY_SLICES = "torch::autograd::CopySlices"
+"""A slice that was written in place; where it lies is not to be read."""
 
 Edge = tuple[int, int]
 """A node, by its number, and which of its outputs."""
@@ -39,11 +41,23 @@ class Graph:
     def shape(self, node: int, output: int) -> tuple[int, ...]:
         return self.traits[node][0][output][0]
 
+    @property
+    def family(self) -> object:
+        """Equal for graphs that differ in sizes alone."""
+        return self.names, self.inputs, tuple(self.leaves.items())
+
     def saved(self, node: int, attribute: str) -> Any:
-        return getattr(self.nodes[node], "_saved_" + attribute, None)
+        name = attribute if self.is_python(node) else "_saved_" + attribute
+        return getattr(self.nodes[node], name, None)
+
+    def is_python(self, node: int) -> bool:
+        """Whether a node was written in Python (a function of one's own, a compiled part): nobody sees what it does."""
+        return isinstance(self.nodes[node], torch.autograd.function.BackwardCFunction)
 
     def saved_tensors(self, node: int) -> list[str]:
         """The attributes of the node that are saved tensors."""
+        if self.is_python(node):
+            return ["saved_tensors"]
         raw = "_raw_saved_"
         return [name.removeprefix(raw) for name in dir(type(self.nodes[node])) if name.startswith(raw)]
 

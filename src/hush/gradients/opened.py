@@ -68,6 +68,7 @@ def _replaced(tensors: Iterable[tuple[Tensor, float]], condition: bool) -> Itera
     finally:
         for whole, closed, values in before.values():
             whole[closed] = values
+        torch.clear_autocast_cache()  # a checkpointed part that ran meanwhile left casts of opened weights there
 
 
 def _weights(graph: Graph, parameter_side: Sequence[bool]) -> Iterator[Tensor]:

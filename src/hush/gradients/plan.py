@@ -13,12 +13,24 @@ import torch
 from torch import Tensor
 
 from hush.gradients import generic
-from hush.gradients.by_values import Guarded, gated, guarded, joined_by_values, joins, movers, routed, silent, unchanged
-from hush.gradients.graph import Edge, Graph, back
+from hush.gradients.by_values import (
+    Guarded,
+    Place,
+    gated,
+    guarded,
+    item_at,
+    joined_by_values,
+    joins,
+    movers,
+    routed,
+    silent,
+    unchanged,
+)
+from hush.gradients.graph import COPY_SLICES, Edge, Graph, back
 from hush.gradients.opened import opened
 from hush.gradients.probe import Finding, probe
 from hush.gradients.rules import RESHAPES, ROUTERS, RULES
-from hush.gradients.sides import doubtful, has_data_below, inputs_first, parameter_side
+from hush.gradients.sides import doubtful, has_data_below, inputs_first, made_of_parameters, parameter_side
 from hush.gradients.site import Layout, Rule
 from hush.gradients.transfer import remember, transferred
 
@@ -57,8 +69,8 @@ class Plan:
     sites: tuple[PlannedSite, ...]
     guards: tuple[Guarded, ...]
     """Indices along the examples' dimension."""
-    doubtful: tuple[Guarded, ...]
-    """Square constants that parameters are multiplied with, as large as a batch: if they change, they are data."""
+    doubtful: tuple[Place, ...]
+    """Constants that parameters are joined with, as large as a batch: if they change, they are data."""
     lasting: bool
     """Whether the layouts are certain for every batch of the same graph; if not, the next batch is probed again."""
     disjoint: frozenset[Edge]
@@ -70,6 +82,8 @@ class Plan:
 
 _CACHED = 256
 _cache: OrderedDict[object, list[Plan]] = OrderedDict()
+_constants: OrderedDict[object, tuple[Guarded, ...]] = OrderedDict()
+"""For each model the constants that its parameters were joined with when they were first seen."""
 
 
 def plan_for(graph: Graph, losses: Tensor, settle: Callable[[Plan], Plan]) -> Plan:
@@ -80,9 +94,8 @@ def plan_for(graph: Graph, losses: Tensor, settle: Callable[[Plan], Plan]) -> Pl
     plans = _cache.setdefault(graph.key, [])
     _cache.move_to_end(graph.key)
     for plan in plans:
-        if not all(unchanged(graph, constant) for constant in plan.doubtful):
-            raise ValueError(_mixed(graph.names[plan.doubtful[0][0]]))
         if plan.holds(graph):
+            _refuse_changed(graph, plan.doubtful)
             return plan
     known = transferred(graph)
     plan = settle(known if known is not None else _make(graph, losses))
@@ -118,7 +131,9 @@ def _make(graph: Graph, losses: Tensor) -> Plan:
     guards = [guard for node in moving for guard in guarded(graph, node, seen)]
     uncertain = [graph.names[end[0]] for end in ends if not seen[end].certain]
     uncertain += [graph.names[node] for node in joints if joined_by_values(graph, node, seen[node, 0], side)]
+    uncertain += [graph.names[node] for node in places if made_of_parameters(graph, node, side)]
     uncertain += [graph.names[node] for node in unseen]
+    uncertain += [graph.names[node] for node in data_side if graph.names[node] == COPY_SLICES]
     uncertain += [graph.names[node] for node in routers if routed(graph, node, seen)]
     if not uncertain and gated(graph, losses, seen, ends, side):
         uncertain.append("products with masks")
@@ -130,8 +145,37 @@ def _make(graph: Graph, losses: Tensor) -> Plan:
             stacklevel=2,
         )
     found = _passed(graph, [site for site in sites if site is not None])
-    constants = [one for node in range(len(graph.nodes)) if side[node] for one in doubtful(graph, node)]
-    return Plan(found, tuple(guards), tuple(constants), not uncertain, _disjoint(graph, found))
+    constants = tuple([one for node in range(len(graph.nodes)) if side[node] for one in doubtful(graph, node)])
+    _refuse_changed(graph, constants)
+    return Plan(found, tuple(guards), constants, not uncertain, _disjoint(graph, found))
+
+
+def _refuse_changed(graph: Graph, places: tuple[Place, ...]) -> None:
+    """Refuse constants that are not what they were on an earlier batch of any size of the same model.
+
+    While work is recorded or traced nothing can be compared; the same was compared right before.
+    """
+    if not places or _recording():
+        return
+    key = graph.family, tuple(graph.nodes[leaf].variable.data_ptr() for leaf in graph.leaves)  # type: ignore[attr-defined]
+    kept = _constants.setdefault(key, tuple((*place, item_at(graph, place).detach().clone()) for place in places))
+    while len(_constants) > _CACHED:
+        _constants.popitem(last=False)
+    for constant in kept:
+        if not unchanged(graph, constant):
+            raise ValueError(
+                f"{graph.names[constant[0]]} joins parameters with an index or a matrix that was another one on an "
+                "earlier batch, and several examples use the result: expected that it does not depend on the batch. If "
+                "it comes from the examples they are mixed (negatives from the batch, rows picked for all of it): let "
+                "each loss use its own example only, or look rows up with an embedding for each example"
+            )
+
+
+def _recording() -> bool:
+    from torch.fx.experimental.proxy_tensor import get_proxy_mode
+
+    capturing = torch.cuda.is_available() and torch.cuda.is_current_stream_capturing()
+    return capturing or get_proxy_mode() is not None
 
 
 def _passed(graph: Graph, sites: list[PlannedSite]) -> tuple[PlannedSite, ...]:
@@ -189,7 +233,8 @@ def _site(
     if all(finding.blank for finding in findings.values()):
         return None
     for finding in findings.values():
-        if (finding.layout is None and not finding.blank) or has_data_below(graph, node, side):
+        joined = made_of_parameters(graph, node, side) and has_data_below(graph, node)
+        if joined or (finding.layout is None and not finding.blank):
             raise ValueError(_mixed(graph.names[node]))
     layouts = [findings[output].layout if output in findings else None for output in range(max(outputs) + 1)]
     inlets = [_inlet(graph, node, index) for index in _parameter_inputs(graph, node, side)]

@@ -5,11 +5,12 @@ of data with a weight whose examples are mixed afterwards looks the same; shapes
 cannot, what happens next.
 """
 
+from collections.abc import Sequence
 from math import prod
 
 from torch import Tensor
 
-from hush.gradients.by_values import Guarded
+from hush.gradients.by_values import Place, item_at
 from hush.gradients.graph import LEAF, Edge, Graph
 from hush.gradients.probe import Finding, probe
 from hush.gradients.rules import MOVERS, PARAMETRIC, PRODUCTS, RESHAPES, RULES
@@ -60,9 +61,11 @@ def _takes_in_data(graph: Graph, node: int) -> bool:
     """Whether a node joins parameters with a constant tensor that looks like data and not like a mask or a scale.
 
     What is larger than the parameters that go into it does, and so does a matrix product whose result has another shape
-    than the parameter, with a size that is a multiple of the batch's.
+    than the parameter, with a size that is a multiple of the batch's; and an index with one entry for each example.
     """
     name, shape = graph.names[node], graph.shape(node, 0)
+    if name in MOVERS:
+        return any(item_at(graph, place).shape == (graph.batch,) for place in doubtful(graph, node))
     given = [graph.shape(*edge) for edge in graph.inputs[node] if edge is not None]
     if len(given) == len(graph.inputs[node]):
         return False
@@ -73,35 +76,52 @@ def _takes_in_data(graph: Graph, node: int) -> bool:
     return prod(shape) > max(prod(one) for one in given)
 
 
-def has_data_below(graph: Graph, node: int, side: list[bool]) -> bool:
-    """Whether the rows of a site belong to examples although nothing but parameters goes into it.
+_SPREAD = frozenset({"ExpandBackward0", "RepeatBackward0", "StackBackward0", "CatBackward0"})
 
-    Unless it spreads or picks them, what was taken for parameters has data in it: a product with as many rows as the
-    batch, whose examples are mixed afterwards, looks like a weight.
+
+def made_of_parameters(graph: Graph, node: int, side: Sequence[bool]) -> bool:
+    """Whether nothing but parameters goes into a site: rows of a weight, one for each example by chance, or worse.
+
+    What only spreads parameters over the examples, or picks some for each, is an ordinary site.
     """
-    edges = graph.inputs[node]
-    if graph.names[node] in MOVERS or not all(edge is not None and side[edge[0]] for edge in edges):
+    edges = [edge for edge in graph.inputs[node] if edge is not None]
+    if graph.batch == 1 or graph.names[node] in MOVERS:
         return False
-    if prod(graph.shape(node, 0)) > max(prod(graph.shape(*edge)) for edge in edges if edge is not None):
+    if len(edges) < len(graph.inputs[node]) or not all(side[edge[0]] for edge in edges):
         return False
-    below = [edge[0] for edge in edges if edge is not None]
+    grows = prod(graph.shape(node, 0)) > max(prod(graph.shape(*edge)) for edge in edges)
+    return not (grows and graph.names[node] in _SPREAD)
+
+
+def has_data_below(graph: Graph, node: int) -> bool:
+    """Whether something other than parameters goes into this node further down: then it has data in it after all.
+
+    A product with as many rows as the batch, or rows that were picked, look like weights if examples are mixed later.
+    """
+    below = [edge[0] for edge in graph.inputs[node] if edge is not None]
     for one in below:  # grows
         below += [edge[0] for edge in graph.inputs[one] if edge is not None and edge[0] not in below]
-    return any(graph.names[one] in PRODUCTS and None in graph.inputs[one] for one in below)
+    names = {graph.names[one] for one in below}
+    return bool(names & MOVERS) or "WhereBackward0" in names or any(None in graph.inputs[one] for one in below)
 
 
-def doubtful(graph: Graph, node: int) -> list[Guarded]:
-    """The constant in a product of the parameter side that has the shape of its parameter and the size of a batch."""
-    name, shape = graph.names[node], graph.shape(node, 0)
-    given = [graph.shape(*edge) for edge in graph.inputs[node] if edge is not None]
-    if name not in PRODUCTS or len(given) == len(graph.inputs[node]) or shape not in given or graph.batch == 1:
+def doubtful(graph: Graph, node: int) -> list[Place]:
+    """Constants that a node of the parameter side reads and that are large enough to be a batch.
+
+    A fixed rotation and a table of relative positions are constants. Data that is mixed afterwards looks the same, but
+    not on the next batch.
+    """
+    name = graph.names[node]
+    if graph.batch == 1 or not (name in MOVERS or (name in PRODUCTS and None in graph.inputs[node])):
         return []
-    left = graph.inputs[node][PRODUCTS[name]] is None
-    if shape[-2 if left and len(shape) > 1 else -1] % graph.batch:
-        return []
-    saved = [(attribute, graph.saved(node, attribute)) for attribute in graph.saved_tensors(node)]
-    constant = [(attribute, one) for attribute, one in saved if isinstance(one, Tensor) and not one.requires_grad]
-    return [(node, attribute, 0, one.detach().clone()) for attribute, one in constant]
+    found = []
+    for attribute in graph.saved_tensors(node):
+        value = graph.saved(node, attribute)
+        for item, one in enumerate(value if isinstance(value, tuple) else (value,)):
+            constant = isinstance(one, Tensor) and not one.requires_grad
+            if constant and one.numel() and any(size % graph.batch == 0 for size in one.shape):
+                found.append((node, attribute, item))
+    return found
 
 
 def inputs_first(graph: Graph) -> list[int]:

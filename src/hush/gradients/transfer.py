@@ -31,8 +31,8 @@ def remember(graph: Graph, plan: "Plan") -> None:
     """Keep a plan that was made by probing as evidence for other batch sizes."""
     if graph.batch < 2 or not plan.lasting or plan.guards or plan.doubtful:
         return
-    members = _families.setdefault(_family(graph), [])
-    _families.move_to_end(_family(graph))
+    members = _families.setdefault(graph.family, [])
+    _families.move_to_end(graph.family)
     if all(member.batch != graph.batch for member in members):
         members.append(_Member(graph.batch, graph.traits, plan))
         del members[:-_MEMBERS]
@@ -46,7 +46,7 @@ def transferred(graph: Graph) -> "Plan | None":
         return None
     fitting = [
         _resized(member.plan, graph.batch)
-        for member in _families.get(_family(graph), [])
+        for member in _families.get(graph.family, [])
         if follows(member.traits, graph.traits, member.batch, graph.batch) and _in_place(member.plan, graph)
     ]
     for index, plan in enumerate(fitting):
@@ -64,10 +64,6 @@ def follows(one: object, other: object, batch: int, other_batch: int) -> bool:
     if type(one) is int and type(other) is int and one != other:
         return one % batch == 0 and other % other_batch == 0 and one // batch == other // other_batch
     return one == other
-
-
-def _family(graph: Graph) -> object:
-    return graph.names, graph.inputs, tuple(graph.leaves.items())
 
 
 def _in_place(plan: "Plan", graph: Graph) -> bool:
