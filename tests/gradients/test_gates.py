@@ -8,6 +8,7 @@ import torch.nn.functional as F
 from oracles import gradients as oracle
 from torch import Tensor, nn
 from torch.nn.utils.parametrizations import weight_norm
+from torch.utils.checkpoint import checkpoint
 
 from hush.gradients import FlatClip, clipped_sum, plan, squared_norms
 
@@ -188,3 +189,30 @@ def test_ordinary_attention_is_probed_once(first: bool) -> None:
             x = torch.randn(5, 7, 4) if first else torch.randn(7, 5, 4)
             squared_norms(model(x, x, x)[0].square().sum((1, 2) if first else (0, 2)), params)
     assert sum(map(len, plan._cache.values())) == 1
+
+
+class Beside(nn.Module):
+    """A branch that starts at zero."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.one, self.two = nn.Linear(6, 6), nn.Linear(6, 6)
+        nn.init.zeros_(self.two.weight)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x + self.two(torch.relu(self.one(x)))
+
+
+def test_casts_of_opened_weights_are_not_kept() -> None:
+    """A checkpointed part runs again inside the probe, and autocast remembers what it cast."""
+    torch.manual_seed(0)
+    model, data = nn.Sequential(nn.Linear(6, 6), Beside(), nn.Linear(6, 1)), torch.randn(4, 6)
+    found = []
+    for _ in range(2):  # the first batch is probed, the second is not
+        with torch.autocast("cpu", torch.bfloat16):
+            hidden = checkpoint(model[1], model[0](data), use_reentrant=False)
+            losses = model[2](hidden).squeeze(1).float().square()
+        with torch.autocast("cpu", torch.bfloat16):
+            found.append(squared_norms(losses, dict(model.named_parameters())))
+    for name, first in found[0].items():
+        assert torch.equal(first, found[1][name]), name

@@ -3,7 +3,7 @@
 import pytest
 import torch
 import torch.nn.functional as F
-from torch import nn
+from torch import Tensor, nn
 from torch.nn.utils.parametrizations import weight_norm
 
 from hush.gradients import squared_norms
@@ -78,13 +78,26 @@ def test_a_fixed_table_may_be_read_by_all_examples() -> None:
         torch.testing.assert_close(found, torch.stack(exact), rtol=2e-5, atol=1e-9)
 
 
-def test_rows_of_a_weight_that_are_one_examples_each_by_chance() -> None:
+def masked(out: Tensor, first: bool) -> Tensor:
+    return out * F.one_hot(torch.arange(4) if first else torch.zeros(4, dtype=torch.long), 4)
+
+
+def rectified(out: Tensor, first: bool) -> Tensor:
+    return torch.relu(out)
+
+
+@pytest.mark.parametrize("choose", [masked, rectified])
+def test_rows_of_a_weight_that_are_one_examples_each_by_chance(choose) -> None:  # type: ignore[no-untyped-def]
     """As many channels as examples, and each example looks at its own channel: the next batch does not."""
     torch.manual_seed(0)
-    net = weight_norm(nn.Conv1d(6, 4, 1, bias=False))
+    net = nn.Conv1d(4, 4, 1, bias=False)
+    with torch.no_grad():
+        net.weight.copy_(torch.eye(4)[:, :, None])
+    weight_norm(net)
     params = dict(net.named_parameters())
-    for chosen in (torch.arange(4), torch.zeros(4, dtype=torch.long)):
-        losses = ((net(torch.randn(4, 6, 1))[:, :, 0] * F.one_hot(chosen, 4)).sum(1) - 1).square()
+    for first in (True, False):
+        data = 2 * torch.eye(4) - 1 if first else torch.randn(4, 4) + 1
+        losses = (choose(net(data[:, :, None])[:, :, 0], first).sum(1) - 3).square()
         exact = [
             sum(g.square().sum() for g in torch.autograd.grad(loss, list(params.values()), retain_graph=True))
             for loss in losses
