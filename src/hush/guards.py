@@ -133,16 +133,18 @@ class Guard:
         now = dict(self._model.named_buffers())
         written = self._written()
         fresh = [name for name in now if name not in self._names and not is_public(name, self.public)]
-        changed = fresh + [name for name, buffer in self._buffers.items() if now.get(name) is not buffer]
-        for name in [*changed, *(name for name in written if name in self._buffers)]:
+        replaced = [name for name, buffer in self._buffers.items() if now.get(name) is not buffer]
+        buffers = [*fresh, *replaced, *(name for name in written if name in self._buffers)]
+        if buffers:
+            name = buffers[0]
             raise RuntimeError(
                 f"buffer {name!r} of {owner_of(self._model, name)} was changed between the start of the lot and "
                 "backward. A buffer that the forward pass fills from the batch carries raw data into the model "
-                "without noise. Freeze it (eval mode, track_running_stats=False); if what it holds does not "
-                f"depend on the examples (a counter, say), declare it: Private(..., public_buffers=({name!r},))"
+                "without noise. Freeze it (eval mode, track_running_stats=False); if what it holds does not depend on "
+                f"the examples (a counter, say), declare it: Private(..., public_buffers=({name!r},))"
             )
-        for name in written:
-            raise RuntimeError(written_parameter(name))
+        if written:
+            raise RuntimeError(written_parameter(written[0]))
 
     def _written(self) -> list[str]:
         """The watched tensors that are not what they were when the lot began."""

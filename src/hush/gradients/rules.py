@@ -71,6 +71,9 @@ _MOVERS = """
 MOVERS = frozenset(f"{name}Backward{version}" for name in _MOVERS.split() for version in range(4))
 """Nodes that move entries to places that values (not shapes) decide: where examples lie may change with the data."""
 
+SPREADERS = frozenset({"ExpandBackward0", "RepeatBackward0", "StackBackward0", "CatBackward0"})
+"""Nodes that may hand the same parameters to every example."""
+
 _GATES = "Mul Where MaskedFill Addcmul Lerp NativeDropout"
 GATES = frozenset(f"{name}Backward{version}" for name in _GATES.split() for version in range(4))
 """Nodes through which zeros of a saved tensor let no gradient pass."""

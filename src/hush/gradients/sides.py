@@ -13,7 +13,7 @@ from torch import Tensor
 from hush.gradients.by_values import Place, item_at
 from hush.gradients.graph import LEAF, Edge, Graph
 from hush.gradients.probe import Finding, probe
-from hush.gradients.rules import MOVERS, PARAMETRIC, PRODUCTS, RESHAPES, RULES
+from hush.gradients.rules import MOVERS, PARAMETRIC, PRODUCTS, RESHAPES, RULES, SPREADERS
 
 
 def parameter_side(graph: Graph, losses: Tensor, used: list[list[int]]) -> tuple[list[bool], dict[Edge, Finding]]:
@@ -76,9 +76,6 @@ def _takes_in_data(graph: Graph, node: int) -> bool:
     return prod(shape) > max(prod(one) for one in given)
 
 
-_SPREAD = frozenset({"ExpandBackward0", "RepeatBackward0", "StackBackward0", "CatBackward0"})
-
-
 def made_of_parameters(graph: Graph, node: int, side: Sequence[bool]) -> bool:
     """Whether nothing but parameters goes into a site: rows of a weight, one for each example by chance, or worse.
 
@@ -90,7 +87,7 @@ def made_of_parameters(graph: Graph, node: int, side: Sequence[bool]) -> bool:
     if len(edges) < len(graph.inputs[node]) or not all(side[edge[0]] for edge in edges):
         return False
     grows = prod(graph.shape(node, 0)) > max(prod(graph.shape(*edge)) for edge in edges)
-    return not (grows and graph.names[node] in _SPREAD)
+    return not (grows and graph.names[node] in SPREADERS)
 
 
 def has_data_below(graph: Graph, node: int) -> bool:
