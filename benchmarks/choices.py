@@ -21,7 +21,7 @@ from torch import Tensor
 
 from hush.gradients.blocks import product
 from hush.gradients.conv_cuda import Sizes, by_way, cheapest_way, microseconds
-from hush.gradients.cuda_rows import FusedRows, fused_rows
+from hush.gradients.cuda_rows import FusedRows, KeptRows, fused_rows, kept_rows
 from hush.gradients.products import Products
 from hush.gradients.site import Contribution, Layout, Stored, Weights
 from hush.kernels.convolutions import Window
@@ -56,13 +56,18 @@ def linear(batch: int, length: int, i: int, j: int) -> tuple[dict[str, Callable[
     gradients = torch.randn(batch * length, j, device="cuda").bfloat16()
     weights = Weights(torch.rand(batch, device="cuda"))
     x, g = inputs.view(batch, length, i), gradients.view(batch, length, j)
+    part = Products(inputs, gradients, Layout(0, 1, batch, length), transposed=False)
     ways: dict[str, Callable[[], Contribution]] = {
         "products": lambda: FusedRows(x, g),
         "pairs": lambda: FusedRows(x, g, by_pairs=True),
     }
     if 4 * batch * i * j <= 1 << 30:
         ways["kept"] = lambda: Stored(product(g.transpose(1, 2), x))
-    if Products(inputs, gradients, Layout(0, 1, batch, length), transposed=False)._fused is None:
+    if 2 * batch * i * j <= 1 << 31:
+        ways["rounded"] = lambda: kept_rows(x, g)
+    if isinstance(part.formed(), KeptRows):
+        chosen = "rounded"
+    elif part._fused is None:
         chosen = "kept"
     else:
         chosen = "pairs" if fused_rows(x, g).by_pairs else "products"

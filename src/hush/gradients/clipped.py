@@ -195,7 +195,10 @@ def _sites(graph: Graph, plan: Plan, losses: Tensor, retain: bool) -> list[dict[
     def ask(place: int, grads: Sequence[Tensor | None]) -> None:
         site = _site(graph, plan.sites[place], saved[place], grads)
         saved[place] = {}
-        found[place] = plan.sites[place].rule.contributions(site)
+        found[place] = answer = plan.sites[place].rule.contributions(site)
+        if answer is not None:
+            for at in plan.alone[place]:
+                answer[at] = answer[at].formed()
 
     ends: list[tuple[int, int]] = []
     hooks = []

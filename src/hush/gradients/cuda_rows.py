@@ -1,16 +1,18 @@
-"""Half precision products of linear layers on a GPU, several rows an example: no gradient of an example is kept.
+"""Half precision products of linear layers on a GPU, several rows an example: formed twice, or once and kept.
 
 As in `cuda_products`: products of two half precision numbers are exact in fp32, and an example's factor is applied
-after its rows are added up, so nothing is rounded to half precision and the rows of different examples never meet.
+after its rows are added up, so the rows of different examples never meet. What is kept is rounded to half precision,
+as the gradient of such a layer is in PyTorch; it is then the example's gradient, and its norm is that of the rounded
+numbers, so the bound is as true as before. What is not kept is never rounded.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 
 import torch
 from torch import Tensor
 
-from hush.gradients.blocks import add_blocks, blocked_additions
+from hush.gradients.blocks import BLOCK, add_blocks, blocked_additions, even
 from hush.gradients.site import Contribution, Weights
 
 
@@ -106,3 +108,71 @@ def fused_rows(inputs: Tensor, gradients: Tensor) -> FusedRows:
     """
     length, i, j = inputs.shape[1], inputs.shape[2], gradients.shape[2]
     return FusedRows(inputs, gradients, by_pairs=4 * length * (i + j) < i * j)
+
+
+_LEAST = 1 << 16
+"""Entries of a matrix from which on its products are worth kernels of their own."""
+_MEMORY = 1.5
+"""Kept products may take so many times the memory of their factors, which are let go."""
+
+
+@dataclass(frozen=True)
+class KeptRows(Contribution):
+    """G_i, rounded to half precision, and the norms of the rounded numbers."""
+
+    values: Tensor
+    """[batch, j or more, i or more], zero beyond j and i."""
+    norms: Tensor
+    sizes: tuple[int, int]
+    """j and i."""
+    links: int
+    """The longest chain of additions behind a norm."""
+    transposed: bool = False
+    """Whether the tensor is [i, j]; if not, it is [j, i]."""
+
+    def chain(self, shape: tuple[int, ...]) -> int:
+        return 2 + self.links
+
+    def additions(self, batch: int) -> float:
+        return blocked_additions(batch, BLOCK)
+
+    def squared_norms(self) -> Tensor:
+        return self.norms
+
+    def weighted_sum(self, weights: Weights) -> Tensor:
+        from hush.kernels.stored import weighted_rows
+
+        blocks = weighted_rows(self.values.flatten(1), weights.factors, even(len(self.values), BLOCK))
+        return self._home(add_blocks([blocks]).view(self.values.shape[1:]))
+
+    def per_example(self) -> Tensor:
+        return self._home(self.values.float())
+
+    def _home(self, values: Tensor) -> Tensor:
+        values = values[..., : self.sizes[0], : self.sizes[1]]
+        return values.transpose(-2, -1) if self.transposed else values
+
+    def t(self) -> "KeptRows":
+        return replace(self, transposed=not self.transposed)
+
+
+def worth_keeping(batch: int, length: int, i: int, j: int) -> bool:
+    """Whether products [batch, j, i] are better kept than formed a second time: by shapes alone.
+
+    To write and read them takes less time than to form them if an example has a few hundred rows; then they are also
+    about as large as their factors.
+    """
+    return _LEAST <= i * j <= _MEMORY * length * (i + j)
+
+
+def kept_rows(inputs: Tensor, gradients: Tensor) -> KeptRows:
+    """For [batch, T, i] and [batch, T, j] in half precision: everything is computed now, the factors may be let go."""
+    from hush.kernels import rows, stored
+
+    sizes = gradients.shape[2], inputs.shape[2]
+    inputs, gradients = rows.aligned(inputs), rows.aligned(gradients)
+    shape = gradients.shape[2], inputs.shape[2]
+    if min(shape) >= rows.NARROWEST and rows.keeps_busy(inputs, gradients):
+        return KeptRows(*rows.kept_products(inputs, gradients), sizes, rows.longest_chain(*shape))
+    values = torch.bmm(gradients.transpose(1, 2), inputs)  # in half precision already, sums of rows in fp32
+    return KeptRows(values, stored.squared_norms(values.flatten(1)), sizes, stored.longest_chain(shape[0] * shape[1]))

@@ -112,6 +112,9 @@ class Leading(Contribution):
     def per_example(self) -> Tensor:
         return self.inside.per_example()[:, None]
 
+    def formed(self) -> Contribution:
+        return Leading(self.inside.formed())
+
 
 RULES = {
     "AddmmBackward0": Rule(_addmm, saved=("mat1", "mat2", "alpha", "beta")),

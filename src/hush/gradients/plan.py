@@ -5,9 +5,10 @@ the gradient of a weight, or of something made of weights alone). A *site* is a 
 """
 
 import warnings
-from collections import OrderedDict
+from collections import Counter, OrderedDict
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from functools import cached_property
 
 import torch
 from torch import Tensor
@@ -75,6 +76,12 @@ class Plan:
     """Whether the layouts are certain for every batch of the same graph; if not, the next batch is probed again."""
     disjoint: frozenset[Edge]
     """Leaves that several sites feed in pieces that do not overlap (chunks of a packed projection)."""
+
+    @cached_property
+    def alone(self) -> tuple[tuple[int, ...], ...]:
+        """For each site the inputs that hang together with parameters as no other input does."""
+        times = Counter(inlet.source for site in self.sites for inlet in site.inlets)
+        return tuple(tuple(inlet.input for inlet in site.inlets if times[inlet.source] == 1) for site in self.sites)
 
     def holds(self, graph: Graph) -> bool:
         return all(unchanged(graph, guard) for guard in self.guards)

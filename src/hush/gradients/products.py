@@ -10,7 +10,7 @@ from torch import Tensor
 from hush.gradients.affine import Affine, one_row, squared
 from hush.gradients.blocks import added, blocked_sum, chained, chained_additions, even, long_block, product
 from hush.gradients.cuda_products import on_matrix_units
-from hush.gradients.cuda_rows import FusedRows, fused_rows
+from hush.gradients.cuda_rows import FusedRows, fused_rows, kept_rows, worth_keeping
 from hush.gradients.precision import product_unit, unit
 from hush.gradients.site import TINY, Contribution, Layout, Stored, Weights, wide
 
@@ -74,7 +74,7 @@ class Products(Contribution):
 
     @property
     def _brain(self) -> bool:
-        """Whether scaled gradients may be rounded to their own dtype: those of float16 soon get too small for it."""
+        """Whether gradients may be rounded to their own dtype: those of float16 get too small, or large."""
         return self._half and self.gradients.dtype == torch.bfloat16
 
     @cached_property
@@ -221,6 +221,13 @@ class Products(Contribution):
         else:
             kept = self._kept.values
         return kept.transpose(1, 2) if self.transposed else kept
+
+    def formed(self) -> Contribution:
+        batch, i, j = self.layout.batch, self.inputs.shape[1], self.gradients.shape[1]
+        if self._length == 1 or not self._brain or not worth_keeping(batch, self._length, i, j):
+            return self
+        kept = kept_rows(self.layout.split(self.inputs, 0), self.layout.split(self.gradients, 0))
+        return kept.t() if self.transposed else kept
 
     def t(self) -> "Products":
         return replace(self, transposed=not self.transposed)

@@ -199,6 +199,13 @@ class Contribution(ABC):
         """[batch]: <G_i, G'_i> with another contribution to the same tensor; None: `per_example` is as cheap."""
         return None
 
+    def formed(self) -> "Contribution":
+        """The same for a tensor to which nothing else is added: gradients that pay may be formed now, and kept rounded.
+
+        Inner products with other contributions would be those of other numbers.
+        """
+        return self
+
     def t(self) -> "Contribution | None":
         """The same for the transposed matrix, None if that is not cheaper than to transpose the sums."""
         return None

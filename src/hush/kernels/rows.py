@@ -1,11 +1,12 @@
 """Gradients of linear layers with several rows an example: squared norms and weighted sums, on the matrix units.
 
 For example b the gradient is G_b = sum over its rows t of gradient[b, t] inputs[b, t]^T, with half precision factors
-whose products are exact in fp32, and sums in fp32. Both kernels add up the rows of an entry in the same order, so that
-the norm is that of what is summed. For the sum a program goes through the examples of a tile and adds up
-factor_b * G_b; it reads ahead across examples, and all programs are at the same example at about the same time, so that
-what they read is in the cache. Tiles that would not fill the GPU are cut into pieces of a few examples, which a second
-kernel adds up in fp64, always in the same order.
+whose products are exact in fp32, and sums in fp32. Where G_b is formed twice, both kernels add up the rows of an entry
+in the same order, so that the norm is that of what is summed. For the sum a program goes through the examples of a tile
+and adds up factor_b * G_b; it reads ahead across examples, and all programs are at the same example at about the same
+time, so that what they read is in the cache. Tiles that would not fill the GPU are cut into pieces of a few examples,
+which a second kernel adds up in fp64, always in the same order. Where G_b is formed once, it is rounded to the dtype of
+its factors and kept, and the norm is that of what is kept.
 """
 
 import torch
@@ -18,6 +19,8 @@ ANY_LAYOUT = (torch.Tag.flexible_layout,)
 """What is said of operators that take tensors as they lie: Inductor would make a copy for each of them otherwise."""
 LONGEST = 128
 """Examples that are added up one after another in one chain, at most; larger batches are not served."""
+NARROWEST = 128
+"""Columns of a matrix, at least: narrower ones leave tiles half empty."""
 _ROWS = 64
 """Rows of an example that are read at once."""
 _STRIP = 8
@@ -26,8 +29,8 @@ _STRIP = 8
 
 @triton.jit
 def _row_squares(  # type: ignore[no-untyped-def]
-    inputs, gradients, squares, length, units, across, down, more_across, more_down, more_examples,
-    BJ: tl.constexpr, BC: tl.constexpr, BP: tl.constexpr, STAGES: tl.constexpr,
+    inputs, gradients, kept, squares, length, units, across, down, more_across, more_down, more_examples,
+    BJ: tl.constexpr, BC: tl.constexpr, BP: tl.constexpr, STAGES: tl.constexpr, KEEP: tl.constexpr,
 ):  # fmt: skip
     """The sums of the squares of tiles of one example's product; a program takes every so-many-th tile of the batch."""
     unit = tl.program_id(0)
@@ -43,6 +46,13 @@ def _row_squares(  # type: ignore[no-untyped-def]
         values = tl.dot(tl.trans(g), x, values)
         ends = row + BP >= length
         if ends:
+            if KEEP:
+                rounded = values.to(g.dtype)
+                values = rounded.to(tl.float32)
+                # By halves: a whole tile beside the rows that are read ahead is more than the shared memory holds.
+                left, right = tl.split(tl.permute(tl.reshape(rounded, (BJ, 2, BC // 2)), (0, 2, 1)))
+                kept.store([example, line * BJ, column * BC], left.reshape(1, BJ, BC // 2))
+                kept.store([example, line * BJ, column * BC + BC // 2], right.reshape(1, BJ, BC // 2))
             tl.store(squares + unit, tl.sum(tl.sum(values * values, axis=1), axis=0))
             values = tl.zeros([BJ, BC], tl.float32)
         # Where the next rows lie, without a branch and without divisions: they are asked for long before.
@@ -129,7 +139,7 @@ def readable(tensor: Tensor) -> Tensor:
 
 def serves(inputs: Tensor, gradients: Tensor) -> bool:
     """Whether the kernels take [batch, T, i] and [batch, T, j]: wide matrices, few examples, rows on 16 bytes."""
-    return min(inputs.shape[2], gradients.shape[2]) >= 128 and inputs.shape[0] <= LONGEST
+    return min(inputs.shape[2], gradients.shape[2]) >= NARROWEST and inputs.shape[0] <= LONGEST
 
 
 def squared_norms(inputs: Tensor, gradients: Tensor) -> Tensor:
@@ -142,27 +152,69 @@ def weighted_sum(inputs: Tensor, gradients: Tensor, factors: Tensor) -> Tensor:
     return _sum_of_rows(inputs, gradients, factors.float().contiguous())
 
 
+def kept_products(inputs: Tensor, gradients: Tensor) -> tuple[Tensor, Tensor]:
+    """[batch, j, i]: the G_b, rounded to the dtype of their factors; [batch]: the squared norms of what is kept."""
+    kept, squares = _kept_tiles(inputs, gradients)
+    return kept, squares.sum(1)
+
+
+def keeps_busy(inputs: Tensor, gradients: Tensor) -> bool:
+    """Whether the tiles of all examples come in rounds that are nearly full: a last one takes as long as all others."""
+    tiles = len(inputs) * _tiles(gradients.shape[2], inputs.shape[2], *_SQUARE_TILES[:2])
+    programs = _programs(inputs)
+    return tiles >= 0.8 * programs * -(-tiles // programs)
+
+
+def longest_chain(outputs: int, width: int) -> int:
+    """The longest chain of additions behind the norm of a product that is kept: a tile's, then those of all tiles."""
+    high, wide, _ = _SQUARE_TILES
+    return high + wide + _tiles(outputs, width, high, wide)
+
+
 # As operators of PyTorch, so that a step that calls them can be traced and compiled.
 @torch.library.custom_op("hush::row_squares", mutates_args=(), tags=ANY_LAYOUT)
 def _squares_of_tiles(inputs: Tensor, gradients: Tensor) -> Tensor:
-    inputs, gradients = readable(inputs), readable(gradients)
-    batch, length, width = inputs.shape
-    high, wide, options = _SQUARE_TILES
-    down, across = -(-gradients.shape[2] // high), -(-width // wide)
-    squares = torch.empty(batch, down * across, dtype=torch.float32, device=inputs.device)
-    programs = min(_programs(inputs), squares.numel())
-    steps = programs % across, programs // across % down, programs // (across * down)
-    _row_squares[(programs,)](
-        *_blocks(inputs, gradients, high, wide), squares, length, squares.numel(), across, down, *steps,
-        BJ=high, BC=wide, BP=_ROWS, **options,
-    )  # fmt: skip
+    squares = _new_squares(inputs, gradients)
+    _run_squares(readable(inputs), readable(gradients), squares)
     return squares
 
 
 @_squares_of_tiles.register_fake
 def _(inputs: Tensor, gradients: Tensor) -> Tensor:
+    return _new_squares(inputs, gradients)
+
+
+@torch.library.custom_op("hush::kept_tiles", mutates_args=(), tags=ANY_LAYOUT)
+def _kept_tiles(inputs: Tensor, gradients: Tensor) -> tuple[Tensor, Tensor]:
+    kept, squares = _new_kept(inputs, gradients), _new_squares(inputs, gradients)
+    _run_squares(readable(inputs), readable(gradients), squares, kept)
+    return kept, squares
+
+
+@_kept_tiles.register_fake
+def _(inputs: Tensor, gradients: Tensor) -> tuple[Tensor, Tensor]:
+    return _new_kept(inputs, gradients), _new_squares(inputs, gradients)
+
+
+def _new_squares(inputs: Tensor, gradients: Tensor) -> Tensor:
     tiles = _tiles(gradients.shape[2], inputs.shape[2], *_SQUARE_TILES[:2])
-    return inputs.new_empty(inputs.shape[0], tiles, dtype=torch.float32)
+    return inputs.new_empty(len(inputs), tiles, dtype=torch.float32)
+
+
+def _new_kept(inputs: Tensor, gradients: Tensor) -> Tensor:
+    return inputs.new_empty(len(inputs), gradients.shape[2], inputs.shape[2])
+
+
+def _run_squares(inputs: Tensor, gradients: Tensor, squares: Tensor, kept: Tensor | None = None) -> None:
+    high, wide, options = _SQUARE_TILES
+    down, across = -(-gradients.shape[2] // high), -(-inputs.shape[2] // wide)
+    programs = min(_programs(inputs), squares.numel())
+    steps = programs % across, programs // across % down, programs // (across * down)
+    places = TensorDescriptor.from_tensor(inputs if kept is None else kept, [1, high, wide // 2])
+    _row_squares[(programs,)](
+        *_blocks(inputs, gradients, high, wide), places, squares, inputs.shape[1], squares.numel(), across, down,
+        *steps, BJ=high, BC=wide, BP=_ROWS, KEEP=kept is not None, **options,
+    )  # fmt: skip
 
 
 @torch.library.custom_op("hush::row_sums", mutates_args=(), tags=ANY_LAYOUT)

@@ -1,4 +1,6 @@
-"""Weighted sums of stored gradients; what has no weight counts for nothing, whatever it holds."""
+"""Squared norms and weighted sums of stored gradients; what has no weight counts for nothing, whatever it holds."""
+
+import math
 
 import torch
 import triton
@@ -9,6 +11,10 @@ _COLUMNS = 128
 _ROWS = 32
 _PROGRAMS = 1056
 """So many programs keep a large GPU's memory busy."""
+_LONG, _WIDE = 1024, 1 << 19
+"""The columns of a program where there are at least so many."""
+_SQUARE = (64, 128)
+"""The numbers whose squares one program adds up: over the second size, then over the first."""
 
 
 @triton.jit
@@ -25,13 +31,31 @@ def _weighted(  # type: ignore[no-untyped-def]
         factor = tl.load(factors + row, mask=row < last, other=0.0)
         counts = factor != 0.0  # the others are not even read: they may hold infinities
         place = row[:, None].to(tl.int64) * columns + n[None, :]
-        part = tl.load(values + place, mask=counts[:, None] & inside[None, :], other=0.0)
+        part = tl.load(values + place, mask=counts[:, None] & inside[None, :], other=0.0).to(tl.float32)
         total += tl.sum(part * factor[:, None], axis=0)
     tl.store(out + tl.program_id(1).to(tl.int64) * columns + n, total, mask=inside)
 
 
+@triton.jit
+def _squares(values, out, columns, BH: tl.constexpr, BN: tl.constexpr):  # type: ignore[no-untyped-def]
+    example, part = tl.program_id(0).to(tl.int64), tl.program_id(1)
+    n = part * (BH * BN) + tl.arange(0, BH)[:, None] * BN + tl.arange(0, BN)[None, :]
+    some = tl.load(values + example * columns + n, mask=n < columns, other=0.0).to(tl.float32)
+    tl.store(out + example * tl.num_programs(1) + part, tl.sum(tl.sum(some * some, axis=1), axis=0))
+
+
+def squared_norms(values: Tensor) -> Tensor:
+    """[batch]: the squared norms of [batch, n] in any dtype, taken in fp32."""
+    return _stored_squares(values).sum(1)
+
+
+def longest_chain(columns: int) -> int:
+    """The longest chain of additions behind a norm."""
+    return sum(_SQUARE) + _parts(columns)
+
+
 def weighted_rows(values: Tensor, factors: Tensor, block: int) -> Tensor:
-    """[blocks, n]: for each block of examples the sum of factor_b * values_b of [batch, n] in fp32."""
+    """[blocks, n]: for each block of examples the sum of factor_b * values_b of [batch, n], in fp32."""
     return _stored_sums(values, factors.float().contiguous(), block)
 
 
@@ -41,20 +65,35 @@ def block_of(batch: int, columns: int, longest: int) -> int:
     return -(-batch // parts)
 
 
-def _tile(block: int, columns: int) -> tuple[int, int]:
-    """The columns of a program and the examples that it reads at once: few examples are read in long pieces."""
-    if block > _ROWS // 2 or columns < _PROGRAMS * 4 * _COLUMNS:
-        return _COLUMNS, _ROWS
-    rows = triton.next_power_of_2(block)
-    return min(2048, 2 * _ROWS * _COLUMNS // rows), rows
+def _tile(columns: int) -> tuple[int, int]:
+    """The columns of a program and the examples that it reads at once: where columns keep the GPU busy, one by one."""
+    return (_LONG, 1) if columns >= _WIDE else (_COLUMNS, _ROWS)
+
+
+def _parts(columns: int) -> int:
+    return -(-columns // math.prod(_SQUARE))
+
+
+@torch.library.custom_op("hush::stored_squares", mutates_args=())
+def _stored_squares(values: Tensor) -> Tensor:
+    values = values.contiguous()
+    batch, columns = values.shape
+    squares = values.new_empty(batch, _parts(columns), dtype=torch.float32)
+    _squares[squares.shape](values, squares, columns, BH=_SQUARE[0], BN=_SQUARE[1], num_warps=8)
+    return squares
+
+
+@_stored_squares.register_fake
+def _(values: Tensor) -> Tensor:
+    return values.new_empty(values.shape[0], _parts(values.shape[1]), dtype=torch.float32)
 
 
 @torch.library.custom_op("hush::stored_sums", mutates_args=())
 def _stored_sums(values: Tensor, factors: Tensor, block: int) -> Tensor:
     values = values.contiguous()
     batch, columns = values.shape
-    sums = values.new_empty(-(-batch // block), columns)
-    across, down = _tile(block, columns)
+    sums = values.new_empty(-(-batch // block), columns, dtype=torch.float32)
+    across, down = _tile(columns)
     _weighted[(triton.cdiv(columns, across), len(sums))](
         values, factors, sums, batch, block, columns, BN=across, BR=down, num_warps=4
     )
@@ -63,4 +102,4 @@ def _stored_sums(values: Tensor, factors: Tensor, block: int) -> Tensor:
 
 @_stored_sums.register_fake
 def _(values: Tensor, factors: Tensor, block: int) -> Tensor:
-    return values.new_empty(-(-values.shape[0] // block), values.shape[1])
+    return values.new_empty(-(-values.shape[0] // block), values.shape[1], dtype=torch.float32)

@@ -1,0 +1,154 @@
+"""Products of linear layers that are kept in half precision: through Triton's interpreter where there is no GPU."""
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+pytest.importorskip("triton")
+
+from kernel_inputs import DEVICE, HALF, compare_clipped_sums, halves, per_example
+
+from hush.gradients import FlatClip, clipped_sum, cuda_rows, products
+from hush.gradients.cuda_rows import KeptRows, kept_rows, worth_keeping
+from hush.gradients.products import Products
+from hush.gradients.site import Weights
+from hush.kernels import rows, stored
+
+SHAPES = [(3, 40, 136, 208), (5, 70, 128, 304), (1, 33, 144, 128), (2, 64, 272, 136)]
+"""Batch, rows, inputs, outputs: tiles that are full and tiles that are not, rows that fill no block."""
+ULP = torch.finfo(HALF).eps / 2
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+@pytest.mark.parametrize("programs", [1, 3, 100])
+def test_what_is_kept_is_rounded_once_and_its_norm_is_that_of_the_rounded_numbers(
+    shape: tuple[int, ...], programs: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    torch.manual_seed(0)
+    batch, length, i, j = shape
+    monkeypatch.setattr(rows, "_programs", lambda _: programs)
+    x, g = halves(batch, length, i), halves(batch, length, j)
+    kept, norms = rows.kept_products(x, g)
+    assert kept.dtype == HALF and kept.shape == (batch, j, i)
+    torch.testing.assert_close(kept.double(), per_example(x, g), rtol=1.01 * ULP, atol=1e-5)
+    exact = kept.double().square().flatten(1).sum(1)
+    torch.testing.assert_close(norms.double(), exact, rtol=1e-6, atol=0)
+    unrounded = per_example(x, g).square().flatten(1).sum(1)
+    assert ((norms.double() - exact).abs() < (unrounded - exact).abs() / 2).all(), "the norm is of what is kept"
+
+
+@pytest.mark.parametrize("columns", [1, 100, 8192, 20001])
+def test_norms_of_what_is_stored(columns: int) -> None:
+    torch.manual_seed(0)
+    values = halves(3, columns)
+    norms = stored.squared_norms(values)
+    assert norms.dtype == torch.float32
+    torch.testing.assert_close(norms.double(), values.double().square().sum(1), rtol=1e-6, atol=0)
+    values[1, -1] = float("inf")
+    assert stored.squared_norms(values).isfinite().tolist() == [True, False, True]
+
+
+@pytest.mark.parametrize("wide", [1, stored._WIDE], ids=["one by one", "many at once"])
+def test_sums_of_half_precision_gradients_are_taken_in_fp32(wide: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    torch.manual_seed(0)
+    monkeypatch.setattr(stored, "_WIDE", wide)
+    values, factors = halves(7, 300), torch.rand(7, device=DEVICE)
+    for block in (1, 3, 7):
+        sums = stored.weighted_rows(values, factors, block)
+        want = [
+            (values[s : s + block].double() * factors[s : s + block, None].double()).sum(0) for s in range(0, 7, block)
+        ]
+        assert sums.dtype == torch.float32
+        torch.testing.assert_close(sums.double(), torch.stack(want), rtol=1e-6, atol=1e-6)
+
+
+@pytest.mark.parametrize("busy", [True, False], ids=["kernel", "library"])
+@pytest.mark.parametrize("i, j", [(130, 150), (256, 128)], ids=["padded", "as they are"])
+def test_a_contribution_that_is_kept(i: int, j: int, busy: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    torch.manual_seed(0)
+    monkeypatch.setattr(rows, "keeps_busy", lambda *_: busy)
+    x, g, factors = halves(3, 40, i), halves(3, 40, j), torch.rand(3, device=DEVICE)
+    part = kept_rows(x, g)
+    kept = part.per_example()
+    assert kept.shape == (3, j, i) and kept.dtype == torch.float32
+    torch.testing.assert_close(kept.double(), per_example(x, g), rtol=2.1 * ULP, atol=1e-2 * (not busy) + 1e-5)
+    torch.testing.assert_close(
+        part.squared_norms().double(), kept.double().square().flatten(1).sum(1), rtol=1e-6, atol=0
+    )
+    want = torch.einsum("b,bji->ji", factors.double(), kept.double())
+    torch.testing.assert_close(part.weighted_sum(Weights(factors)).double(), want, rtol=1e-5, atol=1e-5)
+    turned = part.t()
+    torch.testing.assert_close(turned.weighted_sum(Weights(factors)).double(), want.t(), rtol=1e-5, atol=1e-5)
+    assert torch.equal(turned.per_example(), kept.transpose(1, 2)) and turned.t() == part
+
+
+@pytest.mark.filterwarnings("ignore::RuntimeWarning")  # infinities, in the interpreter
+@pytest.mark.parametrize("busy", [True, False], ids=["kernel", "library"])
+def test_an_example_that_is_not_finite_touches_no_other(busy: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    torch.manual_seed(0)
+    monkeypatch.setattr(rows, "keeps_busy", lambda *_: busy)
+    x, g = halves(3, 40, 128), halves(3, 40, 130)
+    factors = torch.tensor([0.3, 0.0, 1.0], device=DEVICE)
+    want = kept_rows(x, g).weighted_sum(Weights(factors))
+    x[1, 2, 5] = float("inf")
+    part = kept_rows(x, g)
+    assert part.squared_norms().isfinite().tolist() == [True, False, True]
+    assert torch.equal(part.weighted_sum(Weights(factors)), want)
+
+
+def test_a_last_round_that_is_nearly_empty_is_left_to_the_library(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(rows, "_programs", lambda _: 132)
+
+    def busy(batch: int, i: int, j: int) -> bool:
+        return rows.keeps_busy(torch.empty(batch, 1, i), torch.empty(batch, 1, j))
+
+    assert busy(16, 768, 3072) and busy(16, 768, 2304) and busy(4, 768, 2304) and busy(16, 768, 50272)
+    assert not busy(16, 768, 768) and not busy(4, 768, 768) and not busy(4, 768, 3072)
+
+
+def test_what_is_kept_takes_hardly_more_memory_than_what_it_is_made_of() -> None:
+    assert worth_keeping(16, 512, 768, 3072) and worth_keeping(16, 512, 768, 50257)
+    assert not worth_keeping(64, 128, 768, 3072), "four times the memory"
+    assert not worth_keeping(16, 512, 768, 16), "too small to be worth kernels of its own"
+
+
+class Twice(nn.Module):
+    """One matrix that is used once, and one that is used by two layers."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.once, self.tied, self.last = nn.Linear(130, 144), nn.Linear(144, 144), nn.Linear(144, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        hidden = self.tied(self.once(x).tanh()).tanh()
+        return self.last(self.tied(hidden).tanh().mean(1))
+
+
+def keep_halves(monkeypatch: pytest.MonkeyPatch, made: list[KeptRows]) -> None:
+    """The way that bfloat16 goes on a GPU, for the half precision of the tests."""
+
+    def keep(inputs: Tensor, gradients: Tensor) -> KeptRows:
+        made.append(kept_rows(inputs, gradients))
+        return made[-1]
+
+    monkeypatch.setattr(cuda_rows, "_LEAST", 1)
+    monkeypatch.setattr(cuda_rows, "_MEMORY", 100)
+    monkeypatch.setattr(Products, "_brain", property(lambda self: self._length > 1))
+    monkeypatch.setattr(products, "kept_rows", keep)
+
+
+def test_clipped_sums_of_what_is_kept_equal_the_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    torch.manual_seed(0)
+    made: list[KeptRows] = []
+    compare_clipped_sums(Twice(), halves(5, 12, 130), lambda: keep_halves(monkeypatch, made))
+    assert made
+
+
+def test_only_a_matrix_that_is_used_once_is_kept_rounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Cross terms of two uses come from factors that are not rounded: norms would be those of other numbers."""
+    torch.manual_seed(0)
+    model, made = Twice().to(DEVICE, HALF), []
+    keep_halves(monkeypatch, made)
+    losses = model(halves(5, 12, 130)).float().square().sum(1) * 4096  # as the gradients of float16 want it
+    clipped_sum(losses, dict(model.named_parameters()), FlatClip(1.0))
+    assert {part.sizes for part in made} == {(144, 130)}
