@@ -21,7 +21,7 @@ from torch import Tensor
 
 from hush.gradients.blocks import product
 from hush.gradients.conv_cuda import Sizes, by_way, cheapest_way, microseconds
-from hush.gradients.cuda_rows import FusedRows, KeptRows, fused_rows, kept_rows
+from hush.gradients.cuda_rows import FusedRows, KeptRows, fused_rows, kept_rows, worth_keeping
 from hush.gradients.products import Products
 from hush.gradients.site import Contribution, Layout, Stored, Weights
 from hush.kernels.convolutions import Window
@@ -63,7 +63,7 @@ def linear(batch: int, length: int, i: int, j: int) -> tuple[dict[str, Callable[
     }
     if 4 * batch * i * j <= 1 << 30:
         ways["kept"] = lambda: Stored(product(g.transpose(1, 2), x))
-    if 2 * batch * i * j <= 1 << 31:
+    if worth_keeping(length, i, j):
         ways["rounded"] = lambda: kept_rows(x, g)
     if isinstance(part.formed(), KeptRows):
         chosen = "rounded"

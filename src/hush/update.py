@@ -15,7 +15,7 @@ from hush.integers import OnGrid
 from hush.normals import Normals
 from hush.streams import this_process
 
-_WHOLE_BELOW = 512 << 20  # bytes; a region that holds more takes so long that one launch more does not matter
+_WHOLE_BELOW = 64 << 20  # bytes; a region that holds more takes so long that one launch more does not matter
 _MOST_PATIENCE = 64
 _PLAIN = {bool, int, float, type(None)}
 

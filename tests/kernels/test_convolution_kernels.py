@@ -118,7 +118,7 @@ def test_an_example_without_weight_is_not_even_read() -> None:
     (kept,), norms = gradients(pixels, gradient, window)
     assert norms.isfinite().tolist() == [True, False, True]
     assert window_norms(pixels, gradient, window)[0].isfinite().tolist() == [True, False, True]
-    total = weighted_rows(kept.flatten(1), factors, 3)
+    total = weighted_rows([kept.flatten(1)], factors, 3)
     torch.testing.assert_close(total[0], kept[0].flatten() + kept[2].flatten())
 
 
@@ -126,7 +126,7 @@ def test_weighted_rows_in_blocks() -> None:
     torch.manual_seed(0)
     values, factors = torch.randn(70, 300, device=DEVICE), torch.rand(70, device=DEVICE)
     for block in (1, 3, 33, 64, 70):
-        sums = weighted_rows(values, factors, block)
+        sums = weighted_rows([values], factors, block)
         assert len(sums) == -(-70 // block)
         torch.testing.assert_close(sums.double().sum(0), factors.double() @ values.double(), rtol=1e-5, atol=1e-6)
 

@@ -11,7 +11,7 @@ from kernel_inputs import DEVICE, HALF, compare_clipped_sums, halves, per_exampl
 from hush.gradients import products
 from hush.gradients.cuda_rows import FusedRows
 from hush.gradients.site import Stored, Weights
-from hush.kernels import rows, stored
+from hush.kernels import row_products, rows, stored
 from hush.kernels.grams import row_norms
 
 SHAPES = [(3, 40, 136, 208), (5, 70, 128, 304), (1, 33, 144, 128), (9, 30, 128, 128), (2, 64, 272, 136)]
@@ -25,10 +25,10 @@ def test_norms_and_sums_are_those_of_products(
 ) -> None:
     torch.manual_seed(0)
     batch, length, i, j = shape
-    monkeypatch.setattr(rows, "_programs", lambda _: programs)
+    monkeypatch.setattr(rows, "programs_of", lambda _: programs)
     x, g, factors = halves(batch, length, i), halves(batch, length, j), torch.rand(batch, device=DEVICE)
     want = per_example(x, g)
-    norms = rows.squared_norms(x, g).double()
+    norms = row_products.squared_norms(x, g).double()
     torch.testing.assert_close(norms, want.square().flatten(1).sum(1), rtol=1e-6, atol=0)
     alone = rows.weighted_sum(x, g, (torch.arange(batch, device=DEVICE) == batch - 1).float())
     torch.testing.assert_close(norms[-1], alone.double().square().sum(), rtol=1e-6, atol=0)
@@ -44,7 +44,7 @@ def test_an_example_without_weight_adds_nothing_whatever_it_holds() -> None:
     want = rows.weighted_sum(x, g, factors)
     x[1], g[1, 3] = float("nan"), float("inf")
     assert torch.equal(rows.weighted_sum(x, g, factors), want)
-    assert rows.squared_norms(x, g).isfinite().tolist() == [True, False, True]
+    assert row_products.squared_norms(x, g).isfinite().tolist() == [True, False, True]
 
 
 def test_rows_with_room_between_them_are_read_where_they_lie() -> None:
@@ -55,7 +55,7 @@ def test_rows_with_room_between_them_are_read_where_they_lie() -> None:
     assert all(rows.readable(tensor) is tensor for tensor in apart)
     assert all(rows.readable(tensor).is_contiguous() for tensor in odd)
     for strided in (apart, odd):
-        assert torch.equal(rows.squared_norms(*strided), rows.squared_norms(x, g))
+        assert torch.equal(row_products.squared_norms(*strided), row_products.squared_norms(x, g))
         assert torch.equal(rows.weighted_sum(*strided, factors), rows.weighted_sum(x, g, factors))
         assert torch.equal(row_norms(*strided)[0], row_norms(x, g)[0])
 

@@ -87,16 +87,19 @@ class Bundle:
 def bundled(found: Mapping[str, Contribution], shapes: Mapping[str, tuple[int, ...]]) -> list[Bundle]:
     """All contributions, the small stored ones together where there are several."""
     waiting: dict[object, list[str]] = {}
+    widths: dict[object, int] = {}
     bundles: list[Bundle] = []
     for name, part in found.items():
-        small = _size(shapes[name]) <= _SMALL
-        if small and (isinstance(part, Parts) or (isinstance(part, Stored) and part.known is None)):
-            kind = part.values.shape[1] if isinstance(part, Parts) else None
-            names = waiting.setdefault((part.values.dtype, kind), [])
-            if sum(_size(shapes[other]) for other in names) + _size(shapes[name]) > _WIDEST:
+        size = _size(shapes[name])
+        if size <= _SMALL and (isinstance(part, Parts) or (isinstance(part, Stored) and part.known is None)):
+            kind = part.values.dtype, part.values.shape[1] if isinstance(part, Parts) else None
+            names = waiting.setdefault(kind, [])
+            if widths.get(kind, 0) + size > _WIDEST:
                 bundles += _together(names, found, shapes)
                 names.clear()
+                widths[kind] = 0
             names.append(name)
+            widths[kind] = widths.get(kind, 0) + size
         else:
             bundles.append(Bundle((name,), (shapes[name],), part))
     for names in waiting.values():

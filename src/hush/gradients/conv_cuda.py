@@ -73,7 +73,7 @@ class KeptOnGpu(_OnGpu):
             self.pieces, weights.factors.split([len(piece) for piece in self.pieces]), strict=True
         ):
             values = piece.flatten(1)
-            blocks.append(weighted_rows(values, factors, block_of(len(values), values.shape[1], BLOCK)))
+            blocks.append(weighted_rows([values], factors, block_of(len(values), values.shape[1], BLOCK)))
         return self._home(add_blocks(blocks))
 
     def per_example(self) -> Tensor:

@@ -60,13 +60,13 @@ class FusedRows(Contribution):
 
     @cached_property
     def _norms(self) -> tuple[Tensor, Tensor]:
-        from hush.kernels import grams, products, rows
+        from hush.kernels import grams, products, row_products, rows
 
         inputs, gradients = self._aligned
         if self.by_pairs:
             return grams.row_norms(inputs, gradients)
         if rows.serves(inputs, gradients):
-            norms = rows.squared_norms(inputs, gradients)
+            norms = row_products.squared_norms(inputs, gradients)
         else:
             norms = products.squared_norms(inputs, gradients)
         return norms, norms
@@ -112,7 +112,7 @@ def fused_rows(inputs: Tensor, gradients: Tensor) -> FusedRows:
 
 _LEAST = 1 << 16
 """Entries of a matrix from which on its products are worth kernels of their own."""
-_MEMORY = 1.5
+_MEMORY = 1.25
 """Kept products may take so many times the memory of their factors, which are let go."""
 
 
@@ -120,8 +120,8 @@ _MEMORY = 1.5
 class KeptRows(Contribution):
     """G_i, rounded to half precision, and the norms of the rounded numbers."""
 
-    values: Tensor
-    """[batch, j or more, i or more], zero beyond j and i."""
+    pieces: tuple[Tensor, ...]
+    """[batch, some of j, i] each, together j or more and i or more, zero beyond j and i."""
     norms: Tensor
     sizes: tuple[int, int]
     """j and i."""
@@ -142,11 +142,12 @@ class KeptRows(Contribution):
     def weighted_sum(self, weights: Weights) -> Tensor:
         from hush.kernels.stored import weighted_rows
 
-        blocks = weighted_rows(self.values.flatten(1), weights.factors, even(len(self.values), BLOCK))
-        return self._home(add_blocks([blocks]).view(self.values.shape[1:]))
+        block = even(len(self.norms), BLOCK)
+        sums = weighted_rows([piece.flatten(1) for piece in self.pieces], weights.factors, block)
+        return self._home(add_blocks([sums]).view(-1, self.pieces[0].shape[2]))
 
     def per_example(self) -> Tensor:
-        return self._home(self.values.float())
+        return self._home(torch.cat(self.pieces, 1).float())
 
     def _home(self, values: Tensor) -> Tensor:
         values = values[..., : self.sizes[0], : self.sizes[1]]
@@ -156,7 +157,7 @@ class KeptRows(Contribution):
         return replace(self, transposed=not self.transposed)
 
 
-def worth_keeping(batch: int, length: int, i: int, j: int) -> bool:
+def worth_keeping(length: int, i: int, j: int) -> bool:
     """Whether products [batch, j, i] are better kept than formed a second time: by shapes alone.
 
     To write and read them takes less time than to form them if an example has a few hundred rows; then they are also
@@ -166,13 +167,19 @@ def worth_keeping(batch: int, length: int, i: int, j: int) -> bool:
 
 
 def kept_rows(inputs: Tensor, gradients: Tensor) -> KeptRows:
-    """For [batch, T, i] and [batch, T, j] in half precision: everything is computed now, the factors may be let go."""
-    from hush.kernels import rows, stored
+    """For [batch, T, i] and [batch, T, j] in half precision: everything is computed now, the factors may be let go.
+
+    In pieces no larger than the smaller factor, if there are not too many: the memory of a recorded step is in blocks
+    of the sizes that were asked for, and the pieces are to lie where such tensors lay.
+    """
+    from hush.kernels import row_products, rows, stored
 
     sizes = gradients.shape[2], inputs.shape[2]
     inputs, gradients = rows.aligned(inputs), rows.aligned(gradients)
     shape = gradients.shape[2], inputs.shape[2]
-    if min(shape) >= rows.NARROWEST and rows.keeps_busy(inputs, gradients):
-        return KeptRows(*rows.kept_products(inputs, gradients), sizes, rows.longest_chain(*shape))
-    values = torch.bmm(gradients.transpose(1, 2), inputs)  # in half precision already, sums of rows in fp32
-    return KeptRows(values, stored.squared_norms(values.flatten(1)), sizes, stored.longest_chain(shape[0] * shape[1]))
+    if min(shape) >= rows.NARROWEST and row_products.keeps_busy(inputs, gradients):
+        pieces, norms = row_products.kept_products(inputs, gradients, -(-max(shape) // inputs.shape[1]))
+        return KeptRows(tuple(pieces), norms, sizes, row_products.longest_chain(*shape))
+    whole = torch.bmm(gradients.transpose(1, 2), inputs)  # sums of rows in fp32, rounded once
+    norms = stored.squared_norms(whole.flatten(1))
+    return KeptRows((whole,), norms, sizes, stored.longest_chain(whole[0].numel()))

@@ -223,8 +223,8 @@ class Products(Contribution):
         return kept.transpose(1, 2) if self.transposed else kept
 
     def formed(self) -> Contribution:
-        batch, i, j = self.layout.batch, self.inputs.shape[1], self.gradients.shape[1]
-        if self._length == 1 or not self._brain or not worth_keeping(batch, self._length, i, j):
+        i, j = self.inputs.shape[1], self.gradients.shape[1]
+        if self._length == 1 or not self._brain or not worth_keeping(self._length, i, j):
             return self
         kept = kept_rows(self.layout.split(self.inputs, 0), self.layout.split(self.gradients, 0))
         return kept.t() if self.transposed else kept

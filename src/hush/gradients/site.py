@@ -278,7 +278,7 @@ class Stored(Contribution):
 
             values = self.values.flatten(1).contiguous()
             block = even(len(values), BLOCK)
-            return add_blocks([weighted_rows(values, weights.factors, block)]).view(self.values.shape[1:])
+            return add_blocks([weighted_rows([values], weights.factors, block)]).view(self.values.shape[1:])
         values = weights.clean(self.values)
         factors = weights.factors.to(values.dtype)
         return blocked_sum(factors, values.flatten(1) if values.dim() > 1 else values[:, None]).view(values.shape[1:])

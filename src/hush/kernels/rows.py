@@ -1,12 +1,10 @@
-"""Gradients of linear layers with several rows an example: squared norms and weighted sums, on the matrix units.
+"""Gradients of linear layers with several rows an example: weighted sums, on the matrix units.
 
 For example b the gradient is G_b = sum over its rows t of gradient[b, t] inputs[b, t]^T, with half precision factors
-whose products are exact in fp32, and sums in fp32. Where G_b is formed twice, both kernels add up the rows of an entry
-in the same order, so that the norm is that of what is summed. For the sum a program goes through the examples of a tile
-and adds up factor_b * G_b; it reads ahead across examples, and all programs are at the same example at about the same
-time, so that what they read is in the cache. Tiles that would not fill the GPU are cut into pieces of a few examples,
-which a second kernel adds up in fp64, always in the same order. Where G_b is formed once, it is rounded to the dtype of
-its factors and kept, and the norm is that of what is kept.
+whose products are exact in fp32, and sums in fp32. A program goes through the examples of a tile and adds up factor_b *
+G_b; it reads ahead across examples, and all programs are at the same example at about the same time, so that what they
+read is in the cache. Tiles that would not fill the GPU are cut into pieces of a few examples, which a second kernel
+adds up in fp64, always in the same order. `row_products` has the norms, and adds up the rows of an entry as here.
 """
 
 import torch
@@ -21,50 +19,10 @@ LONGEST = 128
 """Examples that are added up one after another in one chain, at most; larger batches are not served."""
 NARROWEST = 128
 """Columns of a matrix, at least: narrower ones leave tiles half empty."""
-_ROWS = 64
+ROWS = 64
 """Rows of an example that are read at once."""
 _STRIP = 8
 """Rows of a tile that one program adds up from pieces."""
-
-
-@triton.jit
-def _row_squares(  # type: ignore[no-untyped-def]
-    inputs, gradients, kept, squares, length, units, across, down, more_across, more_down, more_examples,
-    BJ: tl.constexpr, BC: tl.constexpr, BP: tl.constexpr, STAGES: tl.constexpr, KEEP: tl.constexpr,
-):  # fmt: skip
-    """The sums of the squares of tiles of one example's product; a program takes every so-many-th tile of the batch."""
-    unit = tl.program_id(0)
-    column = unit % across
-    line = unit // across % down
-    example = unit // (across * down)
-    mine = tl.cdiv(units - unit, tl.num_programs(0))
-    row = 0
-    values = tl.zeros([BJ, BC], tl.float32)
-    for _ in tl.range(0, mine * tl.cdiv(length, BP), num_stages=STAGES):
-        x = inputs.load([example, row, column * BC]).reshape(BP, BC)
-        g = gradients.load([example, row, line * BJ]).reshape(BP, BJ)
-        values = tl.dot(tl.trans(g), x, values)
-        ends = row + BP >= length
-        if ends:
-            if KEEP:
-                rounded = values.to(g.dtype)
-                values = rounded.to(tl.float32)
-                # By halves: a whole tile beside the rows that are read ahead is more than the shared memory holds.
-                left, right = tl.split(tl.permute(tl.reshape(rounded, (BJ, 2, BC // 2)), (0, 2, 1)))
-                kept.store([example, line * BJ, column * BC], left.reshape(1, BJ, BC // 2))
-                kept.store([example, line * BJ, column * BC + BC // 2], right.reshape(1, BJ, BC // 2))
-            tl.store(squares + unit, tl.sum(tl.sum(values * values, axis=1), axis=0))
-            values = tl.zeros([BJ, BC], tl.float32)
-        # Where the next rows lie, without a branch and without divisions: they are asked for long before.
-        next_column = column + more_across
-        over = (next_column >= across).to(tl.int32)
-        next_line = line + more_down + over
-        beyond = (next_line >= down).to(tl.int32)
-        row = tl.where(ends, 0, row + BP)
-        unit = tl.where(ends, unit + tl.num_programs(0), unit)
-        column = tl.where(ends, next_column - over * across, column)
-        line = tl.where(ends, next_line - beyond * down, line)
-        example = tl.where(ends, example + more_examples + beyond, example)
 
 
 @triton.jit
@@ -142,95 +100,26 @@ def serves(inputs: Tensor, gradients: Tensor) -> bool:
     return min(inputs.shape[2], gradients.shape[2]) >= NARROWEST and inputs.shape[0] <= LONGEST
 
 
-def squared_norms(inputs: Tensor, gradients: Tensor) -> Tensor:
-    """[batch]: |G_b|^2 of inputs [batch, T, i] and gradients [batch, T, j], `aligned` both."""
-    return _squares_of_tiles(inputs, gradients).sum(1)
-
-
 def weighted_sum(inputs: Tensor, gradients: Tensor, factors: Tensor) -> Tensor:
     """[j, i]: the sum of factor_b * G_b. An example with factor zero adds exactly zero, whatever it holds."""
     return _sum_of_rows(inputs, gradients, factors.float().contiguous())
 
 
-def kept_products(inputs: Tensor, gradients: Tensor) -> tuple[Tensor, Tensor]:
-    """[batch, j, i]: the G_b, rounded to the dtype of their factors; [batch]: the squared norms of what is kept."""
-    kept, squares = _kept_tiles(inputs, gradients)
-    return kept, squares.sum(1)
-
-
-def keeps_busy(inputs: Tensor, gradients: Tensor) -> bool:
-    """Whether the tiles of all examples come in rounds that are nearly full: a last one takes as long as all others."""
-    tiles = len(inputs) * _tiles(gradients.shape[2], inputs.shape[2], *_SQUARE_TILES[:2])
-    programs = _programs(inputs)
-    return tiles >= 0.8 * programs * -(-tiles // programs)
-
-
-def longest_chain(outputs: int, width: int) -> int:
-    """The longest chain of additions behind the norm of a product that is kept: a tile's, then those of all tiles."""
-    high, wide, _ = _SQUARE_TILES
-    return high + wide + _tiles(outputs, width, high, wide)
-
-
 # As operators of PyTorch, so that a step that calls them can be traced and compiled.
-@torch.library.custom_op("hush::row_squares", mutates_args=(), tags=ANY_LAYOUT)
-def _squares_of_tiles(inputs: Tensor, gradients: Tensor) -> Tensor:
-    squares = _new_squares(inputs, gradients)
-    _run_squares(readable(inputs), readable(gradients), squares)
-    return squares
-
-
-@_squares_of_tiles.register_fake
-def _(inputs: Tensor, gradients: Tensor) -> Tensor:
-    return _new_squares(inputs, gradients)
-
-
-@torch.library.custom_op("hush::kept_tiles", mutates_args=(), tags=ANY_LAYOUT)
-def _kept_tiles(inputs: Tensor, gradients: Tensor) -> tuple[Tensor, Tensor]:
-    kept, squares = _new_kept(inputs, gradients), _new_squares(inputs, gradients)
-    _run_squares(readable(inputs), readable(gradients), squares, kept)
-    return kept, squares
-
-
-@_kept_tiles.register_fake
-def _(inputs: Tensor, gradients: Tensor) -> tuple[Tensor, Tensor]:
-    return _new_kept(inputs, gradients), _new_squares(inputs, gradients)
-
-
-def _new_squares(inputs: Tensor, gradients: Tensor) -> Tensor:
-    tiles = _tiles(gradients.shape[2], inputs.shape[2], *_SQUARE_TILES[:2])
-    return inputs.new_empty(len(inputs), tiles, dtype=torch.float32)
-
-
-def _new_kept(inputs: Tensor, gradients: Tensor) -> Tensor:
-    return inputs.new_empty(len(inputs), gradients.shape[2], inputs.shape[2])
-
-
-def _run_squares(inputs: Tensor, gradients: Tensor, squares: Tensor, kept: Tensor | None = None) -> None:
-    high, wide, options = _SQUARE_TILES
-    down, across = -(-gradients.shape[2] // high), -(-inputs.shape[2] // wide)
-    programs = min(_programs(inputs), squares.numel())
-    steps = programs % across, programs // across % down, programs // (across * down)
-    places = TensorDescriptor.from_tensor(inputs if kept is None else kept, [1, high, wide // 2])
-    _row_squares[(programs,)](
-        *_blocks(inputs, gradients, high, wide), places, squares, inputs.shape[1], squares.numel(), across, down,
-        *steps, BJ=high, BC=wide, BP=_ROWS, KEEP=kept is not None, **options,
-    )  # fmt: skip
-
-
 @torch.library.custom_op("hush::row_sums", mutates_args=(), tags=ANY_LAYOUT)
 def _sum_of_rows(inputs: Tensor, gradients: Tensor, factors: Tensor) -> Tensor:
     inputs, gradients = readable(inputs), readable(gradients)
     batch, length, width = inputs.shape
     outputs = gradients.shape[2]
     down, across, options = _SUM_TILES
-    tiles = _tiles(outputs, width, down, across)
-    whole, piece = cut(tiles, batch, length, _programs(inputs))
+    tiles = tiles_of(outputs, width, down, across)
+    whole, piece = cut(tiles, batch, length, programs_of(inputs))
     pieces = -(-batch // piece)
     sums = torch.empty(outputs, width, dtype=torch.float32, device=inputs.device)
     aside = torch.empty((tiles - whole) * pieces, down, across, dtype=torch.float32, device=inputs.device)
     _row_sums[(whole + len(aside),)](
-        *_blocks(inputs, gradients, down, across), factors, sums, aside, length, width, outputs,
-        batch, whole, pieces, piece, BJ=down, BC=across, BP=_ROWS, **options,
+        *blocks(inputs, gradients, down, across), factors, sums, aside, length, width, outputs,
+        batch, whole, pieces, piece, BJ=down, BC=across, BP=ROWS, **options,
     )  # fmt: skip
     if len(aside):
         _add_pieces[(tiles - whole, down // _STRIP)](
@@ -245,7 +134,6 @@ def _(inputs: Tensor, gradients: Tensor, factors: Tensor) -> Tensor:
 
 
 _SUM_TILES = (128, 128, {"num_warps": 8, "STAGES": 4})
-_SQUARE_TILES = (128, 256, {"num_warps": 8, "STAGES": 4})
 
 
 def cut(tiles: int, examples: int, length: int, programs: int) -> tuple[int, int]:
@@ -264,18 +152,18 @@ def cut(tiles: int, examples: int, length: int, programs: int) -> tuple[int, int
     return (tiles, examples) if piece == examples else (tiles - rest, piece)
 
 
-def _blocks(inputs: Tensor, gradients: Tensor, down: int, across: int) -> tuple[TensorDescriptor, TensorDescriptor]:
+def blocks(inputs: Tensor, gradients: Tensor, down: int, across: int) -> tuple[TensorDescriptor, TensorDescriptor]:
     return (
-        TensorDescriptor.from_tensor(inputs, [1, _ROWS, across]),
-        TensorDescriptor.from_tensor(gradients, [1, _ROWS, down]),
+        TensorDescriptor.from_tensor(inputs, [1, ROWS, across]),
+        TensorDescriptor.from_tensor(gradients, [1, ROWS, down]),
     )
 
 
-def _tiles(outputs: int, width: int, down: int, across: int) -> int:
+def tiles_of(outputs: int, width: int, down: int, across: int) -> int:
     return -(-outputs // down) * -(-width // across)
 
 
-def _programs(tensor: Tensor) -> int:
+def programs_of(tensor: Tensor) -> int:
     """As many as run at once."""
     if tensor.device.type != "cuda":
         return 7  # through the interpreter: some, so that tiles are shared

@@ -1,6 +1,7 @@
 """Squared norms and weighted sums of stored gradients; what has no weight counts for nothing, whatever it holds."""
 
 import math
+from collections.abc import Sequence
 
 import torch
 import triton
@@ -11,29 +12,47 @@ _COLUMNS = 128
 _ROWS = 32
 _PROGRAMS = 1056
 """So many programs keep a large GPU's memory busy."""
-_LONG, _WIDE = 1024, 1 << 19
+_LONG, _WIDE = 1024, 1 << 18
 """The columns of a program where there are at least so many."""
 _SQUARE = (64, 128)
 """The numbers whose squares one program adds up: over the second size, then over the first."""
+PIECES = 6
+"""Tensors over which the columns may be spread, at most."""
 
 
 @triton.jit
 def _weighted(  # type: ignore[no-untyped-def]
-    values, factors, out, examples, block, columns, BN: tl.constexpr, BR: tl.constexpr
-):
-    n = tl.program_id(0) * BN + tl.arange(0, BN)
+    values0, values1, values2, values3, values4, values5, factors, out, examples, block, share, rest, columns, pieces,
+    BN: tl.constexpr, BR: tl.constexpr,
+):  # fmt: skip
+    """A program's columns lie in one piece; all pieces are as wide as the first but for the last one."""
+    each = tl.cdiv(share, BN)
+    piece = tl.program_id(0) // each
+    values = values0
+    if piece == 1:
+        values = values1
+    elif piece == 2:
+        values = values2
+    elif piece == 3:
+        values = values3
+    elif piece == 4:
+        values = values4
+    elif piece == 5:
+        values = values5
+    width = tl.where(piece == pieces - 1, rest, share)
+    n = tl.program_id(0) % each * BN + tl.arange(0, BN)
     first = tl.program_id(1) * block
     last = tl.minimum(first + block, examples)
-    inside = n < columns
+    inside = n < width
     total = tl.zeros([BN], tl.float32)
     for start in range(first, first + block, BR):
         row = start + tl.arange(0, BR)
         factor = tl.load(factors + row, mask=row < last, other=0.0)
         counts = factor != 0.0  # the others are not even read: they may hold infinities
-        place = row[:, None].to(tl.int64) * columns + n[None, :]
+        place = row[:, None].to(tl.int64) * width + n[None, :]
         part = tl.load(values + place, mask=counts[:, None] & inside[None, :], other=0.0).to(tl.float32)
         total += tl.sum(part * factor[:, None], axis=0)
-    tl.store(out + tl.program_id(1).to(tl.int64) * columns + n, total, mask=inside)
+    tl.store(out + tl.program_id(1).to(tl.int64) * columns + piece * share + n, total, mask=inside)
 
 
 @triton.jit
@@ -54,9 +73,12 @@ def longest_chain(columns: int) -> int:
     return sum(_SQUARE) + _parts(columns)
 
 
-def weighted_rows(values: Tensor, factors: Tensor, block: int) -> Tensor:
-    """[blocks, n]: for each block of examples the sum of factor_b * values_b of [batch, n], in fp32."""
-    return _stored_sums(values, factors.float().contiguous(), block)
+def weighted_rows(pieces: Sequence[Tensor], factors: Tensor, block: int) -> Tensor:
+    """[blocks, n]: for each block of examples the sum of factor_b * values_b, in fp32.
+
+    Values are [batch, n], in one piece or in a few whose columns stand one after another, as many in each but the last.
+    """
+    return _stored_sums(list(pieces), factors.float().contiguous(), block)
 
 
 def block_of(batch: int, columns: int, longest: int) -> int:
@@ -89,17 +111,26 @@ def _(values: Tensor) -> Tensor:
 
 
 @torch.library.custom_op("hush::stored_sums", mutates_args=())
-def _stored_sums(values: Tensor, factors: Tensor, block: int) -> Tensor:
-    values = values.contiguous()
-    batch, columns = values.shape
-    sums = values.new_empty(-(-batch // block), columns, dtype=torch.float32)
-    across, down = _tile(columns)
-    _weighted[(triton.cdiv(columns, across), len(sums))](
-        values, factors, sums, batch, block, columns, BN=across, BR=down, num_warps=4
-    )
+def _stored_sums(pieces: Sequence[Tensor], factors: Tensor, block: int) -> Tensor:
+    sums = _new_sums(pieces, block)
+    pieces = [piece.contiguous() for piece in pieces]
+    share, rest = pieces[0].shape[1], pieces[-1].shape[1]
+    if len(pieces) > PIECES or any(piece.shape[1] != share for piece in pieces[:-1]) or rest > share:
+        raise ValueError(f"expected at most {PIECES} pieces of one width, the last no wider")
+    across, down = _tile(sums.shape[1])
+    grid = (triton.cdiv(share, across) * (len(pieces) - 1) + triton.cdiv(rest, across), len(sums))
+    _weighted[grid](
+        *pieces, *pieces[:1] * (PIECES - len(pieces)), factors, sums, len(factors), block, share, rest, sums.shape[1],
+        len(pieces), BN=across, BR=down, num_warps=4,
+    )  # fmt: skip
     return sums
 
 
 @_stored_sums.register_fake
-def _(values: Tensor, factors: Tensor, block: int) -> Tensor:
-    return values.new_empty(-(-values.shape[0] // block), values.shape[1], dtype=torch.float32)
+def _(pieces: Sequence[Tensor], factors: Tensor, block: int) -> Tensor:
+    return _new_sums(pieces, block)
+
+
+def _new_sums(pieces: Sequence[Tensor], block: int) -> Tensor:
+    blocks, columns = -(-len(pieces[0]) // block), sum(piece.shape[1] for piece in pieces)
+    return pieces[0].new_empty(blocks, columns, dtype=torch.float32)
