@@ -15,7 +15,8 @@ from hush.plan import Plan
 from hush.private import Private
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
-BATCH, LENGTH, WIDTH = 6, 48, 160
+BATCH, LENGTH, WIDTH = 6, 144, 160
+"""So long that in bfloat16 a GPU keeps the gradients of `read`, and forms those of `mix` again."""
 
 
 class Block(nn.Module):

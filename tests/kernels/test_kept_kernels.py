@@ -1,5 +1,8 @@
 """Products of linear layers that are kept in half precision: through Triton's interpreter where there is no GPU."""
 
+from collections.abc import Sequence
+from functools import partial
+
 import pytest
 import torch
 from torch import Tensor, nn
@@ -7,6 +10,8 @@ from torch import Tensor, nn
 pytest.importorskip("triton")
 
 from kernel_inputs import DEVICE, HALF, compare_clipped_sums, halves, per_example
+from oracles.gradients import clipped_sum as oracle_sum
+from oracles.gradients import per_example_gradients, squared_norms
 
 from hush.gradients import FlatClip, clipped_sum, cuda_rows, products
 from hush.gradients.cuda_rows import KeptRows, kept_rows, worth_keeping
@@ -103,6 +108,13 @@ def test_a_contribution_that_is_kept(i: int, j: int, busy: bool, monkeypatch: py
     assert torch.equal(turned.per_example(), kept.transpose(1, 2)) and turned.t() == part
 
 
+@pytest.mark.parametrize("busy, links", [(True, 128 + 256 + 3 * 2), (False, 64 + 128 + 384 * 272 // 8192 + 1)])
+def test_the_chain_of_additions_behind_a_norm(busy: bool, links: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A tile's squares over its columns and rows, then the tiles; two more for a square and its sum."""
+    monkeypatch.setattr(row_products, "keeps_busy", lambda *_: busy)
+    assert kept_rows(halves(1, 8, 272), halves(1, 8, 384)).chain((384, 272)) == 2 + links
+
+
 @pytest.mark.filterwarnings("ignore::RuntimeWarning")  # infinities, in the interpreter
 @pytest.mark.parametrize("busy", [True, False], ids=["kernel", "library"])
 def test_an_example_that_is_not_finite_touches_no_other(busy: bool, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -174,3 +186,41 @@ def test_only_a_matrix_that_is_used_once_is_kept_rounded(monkeypatch: pytest.Mon
     losses = model(halves(5, 12, 130)).float().square().sum(1) * 4096  # as the gradients of float16 want it
     clipped_sum(losses, dict(model.named_parameters()), FlatClip(1.0))
     assert {part.sizes for part in made} == {(144, 130)}
+
+
+@pytest.mark.skipif(DEVICE == "cpu", reason="needs a GPU: the interpreter multiplies no bfloat16")
+@pytest.mark.parametrize("busy", [True, False], ids=["kernel", "library"])
+def test_layers_in_bfloat16_are_as_near_to_float64_as_in_pytorch(busy: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    torch.manual_seed(0)
+    made: list[KeptRows] = []
+    monkeypatch.setattr(products, "kept_rows", lambda x, g: made.append(kept_rows(x, g)) or made[-1])
+    monkeypatch.setattr(row_products, "keeps_busy", lambda *_: busy)
+    model = nn.Sequential(nn.Linear(256, 512), nn.Tanh(), nn.Linear(512, 384)).to(DEVICE)
+    x, params = torch.randn(6, 192, 256, device=DEVICE), dict(model.named_parameters())
+
+    def losses(model: nn.Module, batch: Sequence[Tensor], half: bool = True) -> Tensor:
+        with torch.autocast(DEVICE, dtype=torch.bfloat16, enabled=half):
+            out = model(batch[0])
+        return (out if out.dtype == torch.float64 else out.float()).square().mean(1).sum(1)
+
+    exact = per_example_gradients(model, (x,), partial(losses, half=False))
+    total = {name: values.sum(0) for name, values in exact.items()}
+    bound = float(torch.stack(list(squared_norms(exact).values())).sum(0).sqrt().median())
+    plain = torch.autograd.grad(losses(model, (x,)).sum(), list(params.values()))
+    allowed = 2 * distance(dict(zip(params, plain, strict=True)), total)
+    assert allowed < 0.03
+    assert distance(clipped_sum(losses(model, (x,)), params, FlatClip(1e3)).tensors, total) <= allowed
+    clipped = clipped_sum(losses(model, (x,)), params, FlatClip(bound)).tensors
+    assert distance(clipped, oracle_sum(exact, bound)) <= allowed + 0.005, "rounding may lower a factor"
+    assert {part.sizes for part in made} == {(512, 256), (384, 512)}
+    assert {len(part.pieces) for part in made} == ({2, 3} if busy else {1})
+    for one in range(6):
+        mask = torch.arange(6, device=DEVICE) == one
+        alone = clipped_sum(losses(model, (x,)), params, FlatClip(bound / 3), mask=mask).tensors
+        norm = float(torch.stack([value.double().square().sum() for value in alone.values()]).sum().sqrt())
+        assert 0.97 * bound / 3 <= norm <= bound / 3
+
+
+def distance(found: dict[str, Tensor], wanted: dict[str, Tensor]) -> float:
+    gap = sum(float((found[name].double() - wanted[name]).square().sum()) for name in wanted)
+    return (gap / sum(float(value.square().sum()) for value in wanted.values())) ** 0.5
