@@ -145,20 +145,24 @@ def settled_mib() -> float:
     return torch.cuda.memory_reserved() / 2**20
 
 
-def reserved_mib(build: Callable[[], Step]) -> tuple[Step, float]:
+def reserved_mib(build: Callable[[], Step]) -> tuple[Step, float, float]:
     """The step, and what the allocator reserved on the GPU while it ran: model, batch, pools of graphs, workspaces.
 
-    To be called in a fresh process: where something else was there before, a step may use what that left free.
+    Then the most that it had reserved before, while the step was built. To be called in a fresh process: where
+    something else was there before, a step may use what that left free.
     """
+    torch.cuda.reset_peak_memory_stats()
     step = build()
     for _ in range(8):  # everything is captured by then
         step()
+    torch.cuda.synchronize()
+    building = torch.cuda.max_memory_reserved() / 2**20
     settled_mib()
     torch.cuda.reset_peak_memory_stats()
     for _ in range(3):
         step()
     torch.cuda.synchronize()
-    return step, torch.cuda.max_memory_reserved() / 2**20
+    return step, torch.cuda.max_memory_reserved() / 2**20, building
 
 
 def machine(device: str) -> dict[str, str | int]:

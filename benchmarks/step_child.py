@@ -56,7 +56,7 @@ def compare(case: Case, options: argparse.Namespace, report: Report) -> None:
             known[kind] = errors
             report.save()
 
-    if failed := _or_error(all_ways):
+    if failed := _patiently(all_ways):
         known.setdefault(kind, {"ways": {}})["failed"] = failed
     report.save("done")
 
@@ -70,8 +70,10 @@ def alone(case: Case, options: argparse.Namespace, report: Report) -> None:
         report.found["unavailable"] = {name: answer}
         report.save("memory")
         return
-    step, mib = answer
+    step, mib, *building = answer
     report.found["reserved_mib"] = {name: mib}
+    if building:
+        report.found["building_mib"] = {name: building[0]}
     if isinstance(step, JaxStep):
         report.found["notes"] = {name: step.note}
     report.save("memory")

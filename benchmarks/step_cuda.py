@@ -108,7 +108,7 @@ def way(case: str, form: str, listens: bool = False) -> Job:
     if form.startswith(PEERS):
         gib = 30.0 if large or case == "cnn24" else 6.0  # gradients of every example
         return Job(case, "way", form, gib=1.5 * gib if form == "jax-privacy" else gib, listens=listens)
-    return Job(case, "way", form, gib=10.0 if large else 3.0, listens=listens)
+    return Job(case, "way", form, gib=14.0 if large else 3.0, listens=listens)
 
 
 def rest(crew: Crew, options: argparse.Namespace, found: dict, end: float, write) -> None:

@@ -11,11 +11,13 @@ MEMORY_ASKED = 1.3
 def show(name: str, found: dict) -> None:
     print(f"\n{name}: all rows count, no padding rows in the timed steps (0 %); memory beside the fastest plain way")
     memory, times = found.get("reserved_mib", {}), {**found.get("more", {}), **found.get("timings", {})}
-    base = memory.get(found.get("ratio", {}).get("plain"))
+    base, building = memory.get(found.get("ratio", {}).get("plain")), found.get("building_mib", {})
     for way in [*times, *(way for way in memory if way not in times)]:
         line = f"  {way:40s} " + (_time(times[way]) if way in times else f"{'':38s}")
         if way in memory:
             line += f" {memory[way]:7.0f} MiB" + (f" {memory[way] / base:6.2f}x" if base else "")
+        if way in building:
+            line += f", {building[way]:.0f} while it is built"
         print(line)
     for way, note in found.get("notes", {}).items():
         print(f"  {way:40s} {note}")

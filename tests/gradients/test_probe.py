@@ -1,8 +1,11 @@
 """Where the examples lie is found whatever the size of their gradients."""
 
+from collections.abc import Sequence
+
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.autograd.graph import GradientEdge
 
 from hush.gradients import probe, squared_norms
 
@@ -91,3 +94,48 @@ def test_a_weak_mixture_with_one_neighbour_is_refused(share: float) -> None:
     losses = model.losses(torch.randn(16, 6))
     with pytest.raises(ValueError, match="cannot be told apart by example"):
         squared_norms(losses, dict(model.named_parameters()))
+
+
+@pytest.mark.usefixtures("fresh_plans")
+@pytest.mark.parametrize("noise", [0.0, 0.03])
+@pytest.mark.parametrize("share", [0.0, 0.3])
+def test_little_memory_changes_nothing(noise: float, share: float, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each edge by itself, a few numbers of its gradient at a time: the same findings, a pass more for each edge."""
+    torch.manual_seed(3)
+    model = Leaking(share)
+    nodes: list[GradientEdge] = []
+    steady, passes = probe._gradients, []
+
+    def gradients(losses: Tensor, edges: Sequence[GradientEdge], weights: Tensor) -> list[Tensor | None]:
+        passes.append(len(edges))
+        generator = torch.Generator().manual_seed(len(passes))
+        found = steady(losses, edges, weights)
+        return [
+            one if one is None else one * (1 + noise * torch.randn(one.shape, generator=generator)) for one in found
+        ]
+
+    monkeypatch.setattr(probe, "_gradients", gradients)
+    monkeypatch.setattr(probe, "_may_differ", lambda losses: noise > 0)
+    losses = model.losses(torch.randn(16, 6))
+    node = losses.grad_fn
+    while node is not None and node.next_functions:
+        nodes.append(GradientEdge(node, 0))
+        node = node.next_functions[0][0]
+    monkeypatch.setattr(probe, "_free", lambda device: 1e9)
+    at_once = probe.probe(losses, nodes)
+    assert set(passes) == {len(nodes)}
+    monkeypatch.setattr(probe, "_free", lambda device: 0.0)
+    monkeypatch.setattr(probe, "_PIECE", 50)
+    one_by_one = probe.probe(losses, nodes)
+    assert passes[-1] == 1 and len(passes) == (len(nodes) + 1) * passes.count(len(nodes))
+    assert one_by_one == at_once
+    assert [finding.layout is None for finding in at_once].count(True) == (0 if share == 0 else 1)
+
+
+def test_groups_fill_the_share_of_memory_that_they_may_take(monkeypatch: pytest.MonkeyPatch) -> None:
+    x = torch.ones(10, 10, requires_grad=True)
+    edges = [GradientEdge(x.exp().grad_fn, 0) for _ in range(5)]
+    for free, want in ((0, [1] * 5), (8 * 800, [2, 2, 1]), (8 * 799, [1] * 5), (8 * 1200, [3, 2]), (1e9, [5])):
+        monkeypatch.setattr(probe, "_free", lambda device, free=free: free)
+        assert [len(group) for group in probe.in_groups(edges, x.device)] == want
+    assert list(probe.in_groups([], x.device)) == []

@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+from torch.autograd.graph import GradientEdge
 
 from hush.gradients import probe
 from hush.gradients.site import Layout
@@ -68,7 +69,8 @@ def probed(weighted: torch.Tensor, noise: float, monkeypatch: pytest.MonkeyPatch
 
     monkeypatch.setattr(probe, "_gradients", gradients)
     monkeypatch.setattr(probe, "_may_differ", lambda losses: True)
-    (finding,) = probe.probe(torch.ones(8), [None])  # type: ignore[list-item]
+    edge = GradientEdge(torch.ones(8, requires_grad=True).exp().grad_fn, 0)  # `gradients` answers for it
+    (finding,) = probe.probe(torch.ones(8), [edge])
     return finding
 
 

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from hush.gradients.graph import LEAF, Edge, Graph
 from hush.gradients.opened import gates, opened, opened_gates
-from hush.gradients.probe import Finding, probe
+from hush.gradients.probe import Finding, in_groups, probe
 from hush.gradients.rules import BROADCASTS, MOVERS, PRODUCTS, RESHAPES
 from hush.gradients.site import Layout
 
@@ -130,13 +130,13 @@ def _alike(one: Layout | None, other: Layout | None) -> bool:
     return one == other
 
 
-def silent(graph: Graph, losses: Tensor, ends: Sequence[Edge], side: Sequence[bool]) -> list[int]:
+def silent(graph: Graph, losses: Tensor, ends: Sequence[Edge], side: Sequence[bool]) -> set[int]:
     """Nodes on the way to these ends that no gradient reaches: what they join is not seen on this batch."""
-    found: list[int] = []
+    found: set[int] = set()
 
     def look(node: int, grads: Sequence[Tensor | None]) -> None:
         if not any(grad is not None and bool(grad.any()) for grad in grads):
-            found.append(node)
+            found.add(node)
 
     hooks = [
         graph.nodes[node].register_prehook(partial(look, node))
@@ -145,8 +145,8 @@ def silent(graph: Graph, losses: Tensor, ends: Sequence[Edge], side: Sequence[bo
     ]
     try:
         with torch.autograd.set_multithreading_enabled(False):
-            edges = [graph.edge(*end) for end in ends]
-            torch.autograd.grad(losses, edges, torch.ones_like(losses), retain_graph=True, allow_unused=True)
+            for edges in in_groups([graph.edge(*end) for end in ends], losses.device):
+                torch.autograd.grad(losses, edges, torch.ones_like(losses), retain_graph=True, allow_unused=True)
     finally:
         for hook in hooks:
             hook.remove()

@@ -7,7 +7,8 @@ each digit of b in base 4, spell the owner of each row. What sums over examples 
 The probe tells where the examples are, not that they are independent: that is a matter of the forward pass.
 """
 
-from collections.abc import Sequence
+import math
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -23,6 +24,10 @@ _UNSTEADY = 0.25
 """How far a row as a whole may be off where gradients differ from pass to pass: rows can be sums that cancel."""
 _ABOVE_UNDERFLOW = 2.0**20
 """Numbers closer than this to the smallest normal one tell nothing: near it scaling rounds."""
+_SHARE = 1 / 8
+"""The part of a GPU's free memory that the gradients of one pass may take; there are two sets of them at a time."""
+_PIECE = 1 << 24
+"""Numbers of a gradient that are looked at at a time."""
 
 
 @dataclass(frozen=True)
@@ -40,19 +45,48 @@ class Finding:
 
 def probe(losses: Tensor, edges: Sequence[GradientEdge]) -> list[Finding]:
     """One finding for each edge, from a few backward passes; the graph stays usable."""
-    if not edges:
-        return []
+    return [finding for group in in_groups(edges, losses.device) for finding in _probe(losses, group)]
+
+
+def in_groups(edges: Sequence[GradientEdge], device: torch.device) -> Iterator[Sequence[GradientEdge]]:
+    """The edges, as many at a time as there is memory for their gradients beside what a backward pass needs itself."""
+    room = _SHARE * _free(device)
+    first, held = 0, 0
+    for place, edge in enumerate(edges):
+        metadata = edge.node._input_metadata[edge.output_nr]
+        size = math.prod(metadata.shape) * metadata.dtype.itemsize
+        if held and held + size > room:
+            yield edges[first:place]
+            first, held = place, 0
+        held += size
+    if edges:
+        yield edges[first:]
+
+
+def _free(device: torch.device) -> float:
+    """The bytes that this process can still have on a GPU; elsewhere nobody counts them."""
+    if device.type != "cuda":
+        return math.inf
+    free, total = torch.cuda.mem_get_info(device)
+    reserved = torch.cuda.memory_reserved(device)
+    fraction = getattr(torch.cuda, "get_per_process_memory_fraction", lambda _: 1.0)(device)
+    return max(0.0, min(free, fraction * total - reserved)) + reserved - torch.cuda.memory_allocated(device)
+
+
+def _probe(losses: Tensor, edges: Sequence[GradientEdge]) -> list[Finding]:
     batch = losses.shape[0]
     codes = _codes(batch).to(losses.device)
     plain = _gradients(losses, edges, torch.ones_like(losses))
     unsteady = _may_differ(losses)
     again = _gradients(losses, edges, torch.ones_like(losses)) if unsteady else plain
     differs = [not _same(one, other) for one, other in zip(plain, again, strict=True)]
+    del again
     strict: list[list[list[Tensor | None]]] = [[] for _ in edges]
     loose: list[list[list[Tensor | None]]] = [[] for _ in edges]
     for code in codes:
         weighted = _gradients(losses, edges, torch.exp2(code.to(losses.dtype)))
-        for place, (before, after) in enumerate(zip(plain, weighted, strict=True)):
+        for place, before in enumerate(plain):
+            after, weighted[place] = weighted[place], None
             strict[place].append(_exponents(before, after))
             if unsteady:
                 loose[place].append(_exponents_of_noisy(before, after))
@@ -90,48 +124,97 @@ def _same(one: Tensor | None, other: Tensor | None) -> bool:
     return one is other or (one is not None and other is not None and torch.equal(one, other))
 
 
+@dataclass(frozen=True)
+class _Piece:
+    """A part of a gradient: gradients are looked at piece by piece, since that takes several times their memory."""
+
+    along: int
+    start: int
+    length: int
+
+    def of(self, gradient: Tensor) -> Tensor:
+        return gradient.narrow(self.along, self.start, self.length).float()
+
+    def rows(self, values: Tensor, dim: int) -> Tensor:
+        """Of values for all rows along a dimension those whose rows lie in the piece, or begin or go on there."""
+        return values.narrow(0, self.start, self.length) if dim == self.along else values
+
+
+def _pieces(gradient: Tensor) -> list[_Piece]:
+    along = max(range(gradient.dim()), key=lambda dim: gradient.shape[dim])
+    size = gradient.shape[along]
+    each = max(1, _PIECE * size // gradient.numel())
+    return [_Piece(along, start, min(each, size - start)) for start in range(0, size, each)]
+
+
+def _matrix(values: Tensor, dim: int) -> Tensor:
+    """The rows along a dimension, one below the other."""
+    return values.movedim(dim, 0).reshape(values.shape[dim], -1)
+
+
 def _exponents_of_noisy(before: Tensor | None, after: Tensor | None) -> list[Tensor | None]:
     """As `_exponents`, for gradients with noise in the last places: a row counts as a whole, by least squares."""
-    if before is None or after is None:
+    if before is None or after is None or before.dim() == 0:
         return []
-    found: list[Tensor | None] = []
-    for dim in range(before.dim()):
-        one, two = (side.movedim(dim, 0).reshape(side.shape[dim], -1).float() for side in (before, after))
-        size = one.square().sum(1)
-        blank = size == 0
-        ratio = torch.where(blank, 1.0, (one * two).sum(1) / torch.where(blank, 1.0, size))
-        exponent = torch.where(ratio > 0, ratio, 0.1).log2().round()
-        near = (ratio - exponent.exp2()).abs() <= _UNSTEADY * exponent.exp2()
-        off = (two - ratio[:, None] * one).square().sum(1) <= _UNSTEADY**2 * two.square().sum(1)
-        fine = blank | (near & off & (exponent >= 0) & (exponent < _BASE))
-        found.append(torch.where(blank, -1, exponent.long()) if bool(fine.all()) else None)
-    return found
+    sums = [torch.zeros(3, size, device=before.device) for size in before.shape]
+    for piece in _pieces(before) if before.numel() else []:
+        one, two = piece.of(before), piece.of(after)
+        products = one.square(), one * two, two.square()
+        for dim, found in enumerate(sums):
+            for total, product in zip(found, products, strict=True):
+                piece.rows(total, dim).add_(_matrix(product, dim).sum(1))
+    return [_exponents_of_sums(*found) for found in sums]
+
+
+def _exponents_of_sums(size: Tensor, product: Tensor, size_after: Tensor) -> Tensor | None:
+    """From |one|^2, <one, two> and |two|^2 of each row."""
+    blank = size == 0
+    ratio = torch.where(blank, 1.0, product / torch.where(blank, 1.0, size))
+    exponent = torch.where(ratio > 0, ratio, 0.1).log2().round()
+    near = (ratio - exponent.exp2()).abs() <= _UNSTEADY * exponent.exp2()
+    off = size_after - ratio * product <= _UNSTEADY**2 * size_after  # |two - ratio one|^2
+    fine = blank | (near & off & (exponent >= 0) & (exponent < _BASE))
+    return torch.where(blank, -1, exponent.long()) if bool(fine.all()) else None
 
 
 def _exponents(before: Tensor | None, after: Tensor | None) -> list[Tensor | None]:
     """For each dimension the exponent of each row, -1 where all is zero; None if a row has no single one."""
-    if before is None or after is None:
+    if before is None or after is None or before.dim() == 0:
         return []
     least = torch.finfo(before.dtype).tiny * (1 if before.dtype == torch.float16 else _ABOVE_UNDERFLOW)
-    before, after = before.float(), after.float()
+    pieces = _pieces(before) if before.numel() else []
+    largest, high, low, fine = (
+        [torch.full((size,), start, device=before.device) for size in before.shape]
+        for start in (0.0, -1.0, float(_BASE), True)
+    )
+    for piece in pieces:
+        magnitude = _magnitude(piece.of(before), piece.of(after), least)
+        for dim, known in enumerate(largest):
+            rows = piece.rows(known, dim)
+            rows.copy_(torch.maximum(rows, _matrix(magnitude, dim).amax(1)))
+    for piece in pieces:
+        one, two = piece.of(before), piece.of(after)
+        magnitude = _magnitude(one, two, least)
+        ratio = torch.where(magnitude > 0, two, 1) / torch.where(magnitude > 0, one, 1)
+        exponent = torch.where(ratio > 0, ratio, 0.1).log2().round()
+        exact = (exponent >= 0) & (exponent < _BASE) & ((ratio - exponent.exp2()).abs() <= _TOLERANCE * ratio)
+        for dim in range(before.dim()):
+            sizes, exponents = _matrix(magnitude, dim), _matrix(exponent, dim)
+            counts = (sizes >= _SIGNIFICANT * piece.rows(largest[dim], dim)[:, None]) & (sizes > 0)
+            some_high, some_low, all_fine = (piece.rows(known[dim], dim) for known in (high, low, fine))
+            some_high.copy_(torch.maximum(some_high, torch.where(counts, exponents, -1.0).amax(1)))
+            some_low.copy_(torch.minimum(some_low, torch.where(counts, exponents, float(_BASE)).amin(1)))
+            all_fine &= (_matrix(exact, dim) | ~counts).all(1)
+    return [
+        most.long() if bool((good & ((most == least_of) | (most < 0))).all()) else None
+        for most, least_of, good in zip(high, low, fine, strict=True)
+    ]
+
+
+def _magnitude(before: Tensor, after: Tensor, least: float) -> Tensor:
+    """How large entries are, zero for those that tell nothing."""
     usable = (before.abs() > least) & before.isfinite() & after.isfinite()
-    ratio = torch.where(usable, after, 1) / torch.where(usable, before, 1)
-    exponent = torch.where(ratio > 0, ratio, 0.1).log2().round()
-    exact = (exponent >= 0) & (exponent < _BASE) & ((ratio - exponent.exp2()).abs() <= _TOLERANCE * ratio)
-    magnitude = torch.where(usable, before.abs(), 0)
-    found: list[Tensor | None] = []
-    for dim in range(before.dim()):
-        rows = magnitude.movedim(dim, 0).flatten(1) if before.dim() > 1 else magnitude[:, None]
-        if rows.numel() == 0:
-            found.append(torch.full((before.shape[dim],), -1, device=before.device))
-            continue
-        exponents = exponent.movedim(dim, 0).reshape(rows.shape)
-        counts = (rows >= _SIGNIFICANT * rows.amax(1, keepdim=True)) & (rows > 0)
-        high = torch.where(counts, exponents, -1).amax(1)
-        low = torch.where(counts, exponents, _BASE).amin(1)
-        fine = (exact.movedim(dim, 0).reshape(rows.shape) | ~counts).all(1) & ((high == low) | (high < 0))
-        found.append(high.long() if bool(fine.all()) else None)
-    return found
+    return torch.where(usable, before.abs(), 0)
 
 
 def _finding(per_code: list[list[Tensor | None]], codes: Tensor, batch: int, blank: bool) -> Finding:
