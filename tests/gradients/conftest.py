@@ -2,7 +2,7 @@
 
 import pytest
 
-from hush.gradients import plan, transfer
+from hush.gradients import plan, probe, transfer
 
 
 @pytest.fixture
@@ -11,3 +11,9 @@ def fresh_plans(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(plan, "_cache", type(plan._cache)())
     monkeypatch.setattr(plan, "_constants", type(plan._constants)())
     monkeypatch.setattr(transfer, "_families", type(transfer._families)())
+
+
+@pytest.fixture(params=[1e12, 0.0], ids=["at once", "one by one"])
+def any_memory(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What a plan looks at is looked at together, or, as where no memory is free, node by node."""
+    monkeypatch.setattr(probe, "_free", lambda device: request.param)

@@ -1,6 +1,7 @@
 """What a plan must not take for granted: that a closed gate stays closed, that zeros stay where they were."""
 
 import warnings
+from typing import Any
 
 import pytest
 import torch
@@ -10,10 +11,10 @@ from torch import Tensor, nn
 from torch.nn.utils.parametrizations import weight_norm
 from torch.utils.checkpoint import checkpoint
 
-from hush.gradients import FlatClip, clipped_sum, plan, squared_norms
+from hush.gradients import FlatClip, clipped_sum, plan, probe, squared_norms
 
 pytestmark = [
-    pytest.mark.usefixtures("fresh_plans"),
+    pytest.mark.usefixtures("fresh_plans", "any_memory"),
     pytest.mark.filterwarnings("ignore:where the examples lie"),
     pytest.mark.filterwarnings("ignore:index_reduce"),
     pytest.mark.filterwarnings("ignore:no rule for parameters"),
@@ -216,3 +217,25 @@ def test_casts_of_opened_weights_are_not_kept() -> None:
             found.append(squared_norms(losses, dict(model.named_parameters())))
     for name, first in found[0].items():
         assert torch.equal(first, found[1][name]), name
+
+
+def test_nodes_that_no_gradient_reaches_are_found_whatever_the_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    torch.manual_seed(0)
+    first, dead, last = nn.Linear(4, 5), nn.Linear(5, 5), nn.Linear(5, 3)
+    found: list[set[int]] = []
+    look = plan.silent
+
+    def twice(*asked: Any) -> set[int]:
+        for free in (1e12, 0.0):
+            monkeypatch.setattr(probe, "_free", lambda device, free=free: free)
+            found.append(look(*asked))
+        return found[-1]
+
+    monkeypatch.setattr(plan, "silent", twice)
+    hidden = torch.tanh(first(torch.randn(6, 4)))
+    losses = last(hidden + torch.relu(dead(hidden) - 100)).square().sum(1)
+    params = dict(nn.ModuleDict({"first": first, "dead": dead, "last": last}).named_parameters())
+    assert not any(
+        tensor.any() for name, tensor in clipped_sum(losses, params, FlatClip(1.0)).tensors.items() if "dead" in name
+    )
+    assert found[0] == found[1] and len(found[0]) >= 2, "what subtracts 100, and the layer before it"

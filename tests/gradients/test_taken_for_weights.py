@@ -9,7 +9,7 @@ from torch.nn.utils.parametrizations import weight_norm
 from hush.gradients import squared_norms
 
 pytestmark = [
-    pytest.mark.usefixtures("fresh_plans"),
+    pytest.mark.usefixtures("fresh_plans", "any_memory"),
     pytest.mark.filterwarnings("ignore:where the examples lie"),
     pytest.mark.filterwarnings("ignore:no rule for parameters"),
 ]

@@ -180,6 +180,6 @@ def kept_rows(inputs: Tensor, gradients: Tensor) -> KeptRows:
     if min(shape) >= rows.NARROWEST and row_products.keeps_busy(inputs, gradients):
         pieces, norms = row_products.kept_products(inputs, gradients, -(-max(shape) // inputs.shape[1]))
         return KeptRows(tuple(pieces), norms, sizes, row_products.longest_chain(*shape))
-    whole = torch.bmm(gradients.transpose(1, 2), inputs)  # sums of rows in fp32, rounded once
+    whole = torch.bmm(gradients.transpose(1, 2), inputs)  # however the library rounds: the norm is of what it gives
     norms = stored.squared_norms(whole.flatten(1))
     return KeptRows((whole,), norms, sizes, stored.longest_chain(whole[0].numel()))

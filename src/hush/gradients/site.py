@@ -200,9 +200,9 @@ class Contribution(ABC):
         return None
 
     def formed(self) -> "Contribution":
-        """The same for a tensor to which nothing else is added: gradients that pay may be formed now, and kept rounded.
+        """The same for a tensor to which nothing else is added: its gradients formed now and kept, where that pays.
 
-        Inner products with other contributions would be those of other numbers.
+        They may be rounded, so inner products with other contributions would be those of other numbers.
         """
         return self
 
