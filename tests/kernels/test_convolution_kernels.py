@@ -1,5 +1,7 @@
 """Convolution gradients of examples by kernels, through Triton's interpreter where there is no GPU."""
 
+from collections.abc import Callable
+
 import pytest
 import torch
 import torch.nn.functional as F
@@ -24,6 +26,11 @@ HALF = torch.float16  # the interpreter multiplies no bfloat16
 
 def halves(*shape: int) -> Tensor:
     return torch.randn(*shape, device=DEVICE).to(HALF)
+
+
+def whole(*shape: int) -> Tensor:
+    """Small whole numbers: every order in which a machine adds up their products gives the same bits."""
+    return halves(*shape).mul(3).round()
 
 
 def per_example(pixels: Tensor, gradient: Tensor, window: Window) -> Tensor:
@@ -62,30 +69,41 @@ def test_gradients_norms_and_sums_are_those_of_autograd(name: str, layout: torch
     kept = torch.cat(pieces)
     torch.testing.assert_close(kept.double().flatten(1), want, rtol=1e-5, atol=1e-4)
     torch.testing.assert_close(norms.double(), want.square().sum(1), rtol=1e-6, atol=0)
-    assert torch.equal(squared_norms(pixels, gradient, window), norms)
+    torch.testing.assert_close(squared_norms(pixels, gradient, window), norms, rtol=1e-6, atol=0)
     factors = torch.rand(shape[0], device=DEVICE)
     for block in (1, 2, shape[0]):
         sums = weighted_sums(pixels, gradient, factors, window, block)
         assert sums.shape == (-(-shape[0] // block), *kept.shape[1:])
         torch.testing.assert_close(sums.double().sum(0).flatten(), factors.double() @ want, rtol=1e-5, atol=1e-4)
-    # What is summed is what was measured, bit for bit.
-    assert torch.equal(weighted_sums(pixels, gradient, torch.ones_like(factors), window, 1), kept)
+
+
+@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize("numbers", [whole, *([halves] if DEVICE == "cuda" else [])])
+def test_what_is_summed_is_what_was_measured(name: str, numbers: Callable[..., Tensor]) -> None:
+    """Bit for bit: of any numbers on a GPU; of whole ones where the interpreter multiplies with whatever BLAS it has."""
+    torch.manual_seed(0)
+    shape, out, window = CASES[name]
+    pixels, gradient = numbers(*shape), numbers(*out)
+    pieces, norms = gradients(pixels, gradient, window)
+    assert torch.equal(squared_norms(pixels, gradient, window), norms)
+    ones = torch.ones(shape[0], device=DEVICE)
+    assert torch.equal(weighted_sums(pixels, gradient, ones, window, 1), torch.cat(pieces))
 
 
 @pytest.mark.parametrize("some", [1, 2, 3])
 def test_kept_gradients_come_in_pieces_of_a_few_examples(some: int, monkeypatch: pytest.MonkeyPatch) -> None:
     torch.manual_seed(0)
     window, shape = Window((3, 3), (1, 1), (1, 1)), (18, 20, 3, 3)
-    pixels, gradient = halves(5, 20, 4, 4), halves(5, 18, 4, 4)
-    (whole,), norms = gradients(pixels, gradient, window)
-    monkeypatch.setattr(convolutions, "_PIECE", some * whole[0].nbytes)
+    pixels, gradient = whole(5, 20, 4, 4), whole(5, 18, 4, 4)
+    (together,), norms = gradients(pixels, gradient, window)
+    monkeypatch.setattr(convolutions, "_PIECE", some * together[0].nbytes)
     pieces, same = gradients(pixels, gradient, window)
     assert max(map(len, pieces)) <= some
-    assert torch.equal(torch.cat(pieces), whole)
+    assert torch.equal(torch.cat(pieces), together)
     assert torch.equal(same, norms)
     weights = Weights(torch.rand(5, device=DEVICE))
     total = conv_cuda.by_way(conv_cuda.Way.KEEP, pixels, gradient, window, shape).weighted_sum(weights)
-    want = torch.einsum("b,bjn->jn", weights.factors.double(), whole.double()).unflatten(1, (9, 20)).transpose(1, 2)
+    want = torch.einsum("b,bjn->jn", weights.factors.double(), together.double()).unflatten(1, (9, 20)).transpose(1, 2)
     torch.testing.assert_close(total.double().flatten(2), want, rtol=1e-5, atol=1e-4)
 
 
