@@ -9,7 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from hush.models import WideResNet, paper_cifar10
+from hush.recipes.networks import WideResNet, paper_cifar10
 
 
 def class_losses(logits: Tensor, y: Tensor) -> Tensor:

@@ -19,12 +19,12 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from hush.gradients.blocks import product
-from hush.gradients.conv_cuda import Sizes, by_way, cheapest_way, microseconds
-from hush.gradients.cuda_rows import FusedRows, KeptRows, fused_rows, kept_rows, worth_keeping
-from hush.gradients.products import Products
-from hush.gradients.site import Contribution, Layout, Stored, Weights
-from hush.kernels.convolutions import Window
+from hush.gradients.layers.convolution.on_cuda import Sizes, by_way, cheapest_way, microseconds
+from hush.gradients.layers.cuda_rows import FusedRows, KeptRows, fused_rows, kept_rows, worth_keeping
+from hush.gradients.layers.products import Products
+from hush.gradients.sums.blocks import product
+from hush.gradients.sums.per_example import Contribution, Layout, Stored, Weights
+from hush.kernels.gradients.convolutions import Window
 
 LINEAR = [
     (16, 512, 768, 768), (16, 512, 768, 2304), (16, 512, 768, 3072), (16, 512, 3072, 768), (16, 512, 768, 50257),

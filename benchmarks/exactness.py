@@ -14,11 +14,11 @@ from forms import prepare
 from oracle import Reference, difference, norm_of
 from torch import Tensor, nn
 
-from hush.gradients.clip import FlatClip
+from hush.clipping.clips import FlatClip
 from hush.gradients.clipped import squared_norms
-from hush.lots import PoissonLots
 from hush.plan import Plan
 from hush.private import Private
+from hush.sampling.lots import PoissonLots
 
 ROWS = 6
 """Rows of the batch that is compared, a third of them padding."""

@@ -12,10 +12,10 @@ import torch
 from cases import Case
 from torch import Tensor, nn
 
-from hush.gradients.clip import FlatClip
-from hush.lots import PoissonLots
+from hush.clipping.clips import FlatClip
 from hush.plan import Plan
 from hush.private import Private
+from hush.sampling.lots import PoissonLots
 
 Step = Callable[[], None]
 WARM_UP = 3

@@ -15,9 +15,8 @@ from pathlib import Path
 
 import torch
 
-from hush import checkpoints
 from hush.accounting import Budget, Gaussian, PoissonSampled
-from hush.ledger import Account, Ledger
+from hush.ledger import Account, Ledger, checkpoints
 
 BUDGET = Budget(epsilon=2.0, delta=1e-5)
 UNIT = PoissonSampled(0.01, Gaussian(8.0))

@@ -19,13 +19,13 @@ from typing import Any
 import numpy as np
 import torch
 
-from hush.chacha20 import fill_keystream
-from hush.discrete import _release, add_discrete_noise, grid_deviations
-from hush.gradients.bounded import BoundedSum, Group
-from hush.integers import OnGrid, discrete_gaussian, rounded_gaussian
-from hush.noise import add_noise
-from hush.normals import RUN, Normals, fill_normals
-from hush.streams import Key
+from hush.clipping.bounded_sum import BoundedSum, Group
+from hush.noise.float_safe import _release, add_discrete_noise, grid_deviations
+from hush.noise.gaussian import add_noise
+from hush.randomness.chacha20 import fill_keystream
+from hush.randomness.discrete_gaussian import OnGrid, discrete_gaussian, rounded_gaussian
+from hush.randomness.gaussian_samples import RUN, Normals, fill_normals
+from hush.randomness.streams import Key
 
 SUBKEY = bytes(range(32))
 MODELS = {
@@ -108,7 +108,7 @@ def cpu_rows(sizes: list[int], repeats: int) -> dict[str, float]:
 
 def same_integers() -> str:
     """Releases on a grid, with the GPU's integers and with the CPU's."""
-    from hush.kernels import discrete
+    from hush.kernels.noise import discrete
 
     generator = torch.Generator().manual_seed(0)
     for rounded, sigma, margin in itertools.product((True, False), (128.5, 3e4, 1.7e7, 2.0**36), (None, 1e-3)):
@@ -128,8 +128,8 @@ def same_integers() -> str:
 
 
 def gpu_checks() -> dict[str, Any]:
-    from hush.kernels.chacha20 import keystream
-    from hush.kernels.gaussian import Release
+    from hush.kernels.noise.chacha20 import keystream
+    from hush.kernels.noise.gaussian import Release
 
     def released(sizes: list[int], step: int) -> np.ndarray:
         parts = [(torch.zeros(n, device="cuda"), 1.0, torch.empty(n, device="cuda")) for n in sizes]
@@ -175,8 +175,8 @@ def gpu_checks() -> dict[str, Any]:
 
 
 def gpu_rows(sizes: list[int], repeats: int) -> dict[str, float]:
-    from hush.kernels import discrete
-    from hush.kernels.gaussian import Release
+    from hush.kernels.noise import discrete
+    from hush.kernels.noise.gaussian import Release
 
     sums, out = tensors_of(sizes, "cuda"), tensors_of(sizes, "cuda")
     total = BoundedSum(sums, (Group(tuple(sums), 1.0),))

@@ -21,18 +21,19 @@ from crew import Child, Crew, Job, end_with_parent
 from forms import prepare
 from measure import interleaved
 
-from hush import capture, update
-from hush.gradients.clip import FlatClip
-from hush.kernels import gaussian
-from hush.lots import PoissonLots
+from hush.captured import batch as capture
+from hush.captured import step as update
+from hush.clipping.clips import FlatClip
+from hush.kernels.noise import gaussian
 from hush.plan import Plan
 from hush.private import Private
+from hush.sampling.lots import PoissonLots
 
 CASES = ("cnn24", "wrn16-4", "gpt2-512")
 
 
 class FrameworkRelease:
-    """What `hush.kernels.gaussian.Release` does, with torch's own generator in the fewest launches."""
+    """What `hush.kernels.noise.gaussian.Release` does, with torch's own generator in the fewest launches."""
 
     launches = 0
 

@@ -7,11 +7,11 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from hush.accounting import MomentsAccountant, moments
-from hush.gradients.clip import FlatClip
+from hush.clipping.clips import FlatClip
 from hush.gradients.clipped import clipped_sum
-from hush.lots import PoissonLots
+from hush.randomness.streams import Key
+from hush.sampling.lots import PoissonLots
 from hush.sanitizer import Sanitizer
-from hush.streams import Key
 
 
 class DPSGD_Optimizer:

@@ -10,7 +10,7 @@ from torch import nn
 from torch.nn import functional as F
 
 import hush
-from hush.data import load
+from hush.recipes.data import load
 
 
 def job(examples: int | None = None, lot_size: int = 600, epochs: int = 5) -> hush.Job:

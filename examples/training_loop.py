@@ -10,7 +10,7 @@ from torch import nn
 from torch.nn import functional as F
 
 import hush
-from hush.data import load
+from hush.recipes.data import load
 
 
 def main(epochs: int = 5, lot_size: int = 600, examples: int = 60_000, ledger: str | None = None) -> hush.Bounds:

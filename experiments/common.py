@@ -16,10 +16,10 @@ import torch
 from side_by_side import Data
 from torch import Tensor
 
-from hush import data
-from hush.drawings import Glyphs
 from hush.pca import dp_pca
-from hush.streams import Key
+from hush.randomness.streams import Key
+from hush.recipes import data
+from hush.recipes.features.drawings import Glyphs
 
 ROOT = Path(__file__).parents[1]
 WOBBLE = {"glyphs": 0.13, "rough glyphs": 0.3}  # alphabets that stand in for data: about as easy as MNIST, and harder

@@ -1,4 +1,4 @@
-"""Train the small network of `hush.glyph_network` to tell drawn glyphs and shapes apart; no data is in it.
+"""Train the network of `hush.recipes.features.glyph_network` to tell drawn glyphs and shapes apart, without any data.
 
 python experiments/glyph_network.py --device cuda     # writes the file that comes with the package
 """
@@ -13,8 +13,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from hush.drawings import Glyphs, Shapes
-from hush.glyph_network import FILE, LAYERS
+from hush.recipes.features.drawings import Glyphs, Shapes
+from hush.recipes.features.glyph_network import FILE, LAYERS
 
 CLASSES, WOBBLE, BATCH, STEPS, RATE, SEED = 1000, 0.2, 512, 14_000, 3e-3, 2016  # classes of either kind
 

@@ -23,10 +23,10 @@ from heads import Features, Head, train_heads
 from torch import Tensor
 from torch.nn import functional as F
 
-from hush import scattering
-from hush.glyph_network import lines, strokes
-from hush.recipes import SET_ASIDE
-from hush.whitening import whitened
+from hush.recipes.features import scattering
+from hush.recipes.features.glyph_network import lines, strokes
+from hush.recipes.features.whitening import whitened
+from hush.recipes.mnist import SET_ASIDE
 
 TARGETS = {"mnist": (0.5, 2.0, 8.0), "fashion-mnist": (3.0,)}
 CHOSEN_ON = "fashion-mnist"

@@ -181,12 +181,12 @@ def times(results: dict[str, Result]) -> list[str]:
 
 
 PAPER = """The network is the paper's, and so is the noise of DP-PCA. All three budgets were tuned in the same way,
-without a look at MNIST: 40 random settings on ten glyphs drawn at random (`hush.drawings`), the best five again on
-Fashion-MNIST and two other alphabets, ranked by the mean logarithm of the error. Tuned were the clipping (flat or per
-layer, and its bound), the learning rate and how far it falls, the averaging of the weights, and the size of the first
-weights. Not tuned was the length: 3,000 steps of 600 or 2,400 records, so many that more would save little noise. An
-earlier search on Fashion-MNIST alone had given 91.80, 95.40 and 95.77 % on MNIST, the last of them too little; that
-glyphs, on which few answers are wrong, became the first stand-in is what was learnt from that."""
+without a look at MNIST: 40 random settings on ten glyphs drawn at random (`hush.recipes.features.drawings`), the best
+five again on Fashion-MNIST and two other alphabets, ranked by the mean logarithm of the error. Tuned were the
+clipping (flat or per layer, and its bound), the learning rate and how far it falls, the averaging of the weights, and
+the size of the first weights. Not tuned was the length: 3,000 steps of 600 or 2,400 records, so many that more would
+save little noise. An earlier search on Fashion-MNIST alone had given 91.80, 95.40 and 95.77 % on MNIST, the last of
+them too little; that glyphs, on which few answers are wrong, became the first stand-in is what was learnt from that."""
 BEST = """Three kinds of maps of 7 x 7 places: scattering (81 channels), and two layers, the third ("lines", 96
 channels, means of four places) and the last ("strokes", 192), of a small network that was trained to tell a thousand
 glyphs and a thousand shapes apart, all drawn at random (`experiments/glyph_network.py`; no data is in it, its weights

@@ -56,6 +56,18 @@ def test_the_table_names_only_rooms_that_exist() -> None:
     assert set().union(*table.values()) <= rooms
 
 
+def test_every_direction_is_used() -> None:
+    used: dict[str, set[str]] = {room: set() for room in allowed()}
+    for path in FILES:
+        used[room_of(path)] |= rooms_imported(path) - {room_of(path)}
+    assert used == allowed()
+
+
+def test_at_most_twenty_files_and_packages_lie_at_the_root() -> None:
+    entries = [path for path in PACKAGE.iterdir() if path.name not in ("__pycache__", "py.typed")]
+    assert len(entries) <= 20, sorted(path.name for path in entries)
+
+
 def test_the_directions_have_no_circle() -> None:
     table = allowed()
     done: set[str] = set()

@@ -9,9 +9,9 @@ from scipy import stats
 
 import hush.pca
 from hush.accounting.events import Gaussian, PoissonSampled
-from hush.gradients.bounded import BoundedSum
+from hush.clipping.bounded_sum import BoundedSum
 from hush.pca import _second_moment, _unit_rows, dp_pca
-from hush.streams import Key
+from hush.randomness.streams import Key
 
 
 def rows(count: int = 300, width: int = 6, seed: int = 0) -> torch.Tensor:

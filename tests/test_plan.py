@@ -7,9 +7,9 @@ import pytest
 
 from hush import accounting
 from hush.accounting import Allocated, Budget, Gaussian, PoissonSampled, Shuffled
-from hush.gradients.clip import AutomaticClip, FlatClip, PerLayerClip, QuantileClip
-from hush.lots import AllocatedLots, PoissonLots, ShuffledLots
+from hush.clipping.clips import AutomaticClip, FlatClip, PerLayerClip, QuantileClip
 from hush.plan import Plan
+from hush.sampling.lots import AllocatedLots, PoissonLots, ShuffledLots
 
 LOTS = PoissonLots(1000, 10)
 CLIP = FlatClip(1.0)

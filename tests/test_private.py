@@ -5,16 +5,16 @@ from collections.abc import Callable
 
 import pytest
 import torch
-from small_run import POISSON, L, N, X, Y, clipped_mean, distance, gradients, losses_of, network, plan, run, sgd
+from support.small_run import POISSON, L, N, X, Y, clipped_mean, distance, gradients, losses_of, network, plan, run, sgd
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from hush.augment import copies
-from hush.gradients.clip import FlatClip, PerLayerClip, QuantileClip
-from hush.loading import Loader
-from hush.lots import AllocatedLots, Lots, PoissonLots, ShuffledLots
-from hush.optim import CorrectedAdam
+from hush.clipping.clips import FlatClip, PerLayerClip, QuantileClip
 from hush.private import Private
+from hush.sampling.loader import Loader
+from hush.sampling.lots import AllocatedLots, Lots, PoissonLots, ShuffledLots
+from hush.training.augmentation import copies
+from hush.training.optimizers import CorrectedAdam
 
 OPTIMIZERS: dict[str, Callable[[nn.Module], torch.optim.Optimizer]] = {
     "sgd": lambda m: torch.optim.SGD(m.parameters(), lr=0.3),

@@ -5,13 +5,13 @@ import math
 
 import pytest
 import torch
-from small_run import L, N, X, Y, clipped_mean, distance, gradients, losses_of, network, plan, sgd
+from support.small_run import L, N, X, Y, clipped_mean, distance, gradients, losses_of, network, plan, sgd
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from hush.gradients.clip import FlatClip
-from hush.lots import PoissonLots
+from hush.clipping.clips import FlatClip
 from hush.private import Private
+from hush.sampling.lots import PoissonLots
 
 
 def test_hazard_05_unfreezing_keeps_the_bound_or_raises() -> None:

@@ -7,12 +7,12 @@ import numpy as np
 import pytest
 import torch
 from scipy import stats
-from small_run import L, distance, gradients, network, plan, run, sgd
+from support.small_run import L, distance, gradients, network, plan, run, sgd
 from torch import Tensor, nn
 
-from hush.gradients.clip import Clip, FlatClip, PerLayerClip, QuantileClip
-from hush.lots import PoissonLots
+from hush.clipping.clips import Clip, FlatClip, PerLayerClip, QuantileClip
 from hush.private import Private
+from hush.sampling.lots import PoissonLots
 
 
 def released_noise(private: Private, model: nn.Module) -> Iterator[list[Tensor]]:

@@ -7,10 +7,10 @@ import torch
 from scipy import stats
 
 from hush.accounting.events import Gaussian
-from hush.gradients.bounded import BoundedSum, Group
-from hush.gradients.clip import FlatClip, PerLayerClip, QuantileClip
+from hush.clipping.bounded_sum import BoundedSum, Group
+from hush.clipping.clips import FlatClip, PerLayerClip, QuantileClip
+from hush.randomness.streams import Key
 from hush.sanitizer import Sanitizer
-from hush.streams import Key
 
 
 def clipped(clip: FlatClip | PerLayerClip, gradients: dict[str, torch.Tensor]) -> BoundedSum:

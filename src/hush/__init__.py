@@ -9,57 +9,58 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from hush.accounting import Bounds, Budget, Filter, MomentsAccountant, Odometer
-    from hush.averaging import Average
-    from hush.batchnorm import replace_batchnorm
-    from hush.fitting import Conduct, HeldOut, Job, PrivacyWarning, Result, Upfront, paper_schedule
-    from hush.fitting.fit import fit
-    from hush.gradients import AutomaticClip, BoundedSum, FlatClip, PerLayerClip, QuantileClip, clipped_sum
+    from hush.checks.batchnorm import replace_batchnorm
+    from hush.checks.check import check
+    from hush.clipping import AutomaticClip, BoundedSum, FlatClip, PerLayerClip, QuantileClip
+    from hush.gradients.clipped import clipped_sum
     from hush.ledger import BudgetExhausted, Ledger, LedgerError
-    from hush.loading import Loader
-    from hush.lots import AllocatedLots, PoissonLots, ShuffledLots
-    from hush.optim import CorrectedAdam
     from hush.pca import Projection, dp_pca
     from hush.plan import Plan
     from hush.private import Private
+    from hush.sampling.loader import Loader
+    from hush.sampling.lots import AllocatedLots, PoissonLots, ShuffledLots
     from hush.sanitizer import Sanitizer
-    from hush.selfcheck import check
+    from hush.training import Conduct, HeldOut, Job, PrivacyWarning, Result, Upfront, paper_schedule
+    from hush.training.averaging import Average
+    from hush.training.fit import fit
+    from hush.training.optimizers import CorrectedAdam
 
 _ROOM = {
-    "AllocatedLots": "lots",
-    "AutomaticClip": "gradients",
-    "Average": "averaging",
-    "BoundedSum": "gradients",
+    "AllocatedLots": "sampling.lots",
+    "AutomaticClip": "clipping",
+    "Average": "training.averaging",
+    "BoundedSum": "clipping",
     "Bounds": "accounting",
     "Budget": "accounting",
     "BudgetExhausted": "ledger",
-    "Conduct": "fitting",
-    "CorrectedAdam": "optim",
+    "Conduct": "training",
+    "CorrectedAdam": "training.optimizers",
     "Filter": "accounting",
-    "FlatClip": "gradients",
-    "HeldOut": "fitting",
-    "Job": "fitting",
+    "FlatClip": "clipping",
+    "HeldOut": "training",
+    "Job": "training",
     "Ledger": "ledger",
     "LedgerError": "ledger",
-    "Loader": "loading",
+    "Loader": "sampling.loader",
     "MomentsAccountant": "accounting",
     "Odometer": "accounting",
-    "PerLayerClip": "gradients",
+    "PerLayerClip": "clipping",
     "Plan": "plan",
-    "PoissonLots": "lots",
-    "PrivacyWarning": "fitting",
+    "PoissonLots": "sampling.lots",
+    "PrivacyWarning": "training",
     "Private": "private",
     "Projection": "pca",
-    "QuantileClip": "gradients",
-    "Result": "fitting",
+    "QuantileClip": "clipping",
+    "Result": "training",
     "Sanitizer": "sanitizer",
-    "ShuffledLots": "lots",
-    "Upfront": "fitting",
-    "check": "selfcheck",
-    "clipped_sum": "gradients",
+    "ShuffledLots": "sampling.lots",
+    "Upfront": "training",
+    "check": "checks.check",
+    "clipped_sum": "gradients.clipped",
     "dp_pca": "pca",
-    "fit": "fitting",
-    "paper_schedule": "fitting",
-    "replace_batchnorm": "batchnorm",
+    "fit": "training",
+    "paper_schedule": "training",
+    "replace_batchnorm": "checks.batchnorm",
 }
 
 __all__ = [

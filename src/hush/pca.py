@@ -8,10 +8,10 @@ import torch
 from torch import Tensor, nn
 
 from hush.accounting.events import Event, Gaussian, PoissonSampled
-from hush.gradients.bounded import BoundedSum, Group
-from hush.noise import add_noise
-from hush.normals import Normals
-from hush.streams import Key
+from hush.clipping.bounded_sum import BoundedSum, Group
+from hush.noise.gaussian import add_noise
+from hush.randomness.gaussian_samples import Normals
+from hush.randomness.streams import Key
 
 _BLOCK = 4096  # rows multiplied at a time
 _UNIT = 2.0**-53  # rounding of float64

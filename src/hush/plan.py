@@ -7,12 +7,12 @@ from typing import Any
 
 from hush import accounting
 from hush.accounting import events
-from hush.accounting.answers import Accountant
+from hush.accounting.accountants import Accountant
 from hush.accounting.bounds import Bounds, Budget
 from hush.accounting.events import NOTHING, Event, compose
-from hush.gradients.clip import AutomaticClip, Clip, FlatClip, PerLayerClip, QuantileClip
-from hush.lots import Lots
-from hush.lots import from_dict as lots_from_dict
+from hush.clipping.clips import AutomaticClip, Clip, FlatClip, PerLayerClip, QuantileClip
+from hush.sampling.lots import Lots
+from hush.sampling.lots import from_dict as lots_from_dict
 
 TOO_SMALL = 0.01  # a noise multiplier below this protects nobody (epsilon is in the thousands): said to be infinite
 
@@ -30,8 +30,8 @@ class Plan:
 
     A noise multiplier below 0.01 is allowed for tests and comparisons; the plan is then NOT PRIVATE and says so.
 
-    >>> from hush.gradients.clip import FlatClip
-    >>> from hush.lots import PoissonLots
+    >>> from hush.clipping.clips import FlatClip
+    >>> from hush.sampling.lots import PoissonLots
     >>> plan = Plan(lots=PoissonLots(60_000, 600), steps=6_000, clip=FlatClip(1.0), noise_multiplier=1.1)
     >>> plan.units
     ((PoissonSampled(rate=0.01, event=Gaussian(noise_multiplier=1.1)), 6000),)

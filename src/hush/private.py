@@ -11,19 +11,18 @@ import torch
 from torch import Tensor, nn
 
 from hush.accounting.bounds import Bounds
-from hush.accumulation import LotSum
-from hush.capture import Region
-from hush.charging import ChargeAccount, open_account
-from hush.course import Course
+from hush.captured.batch import Region
+from hush.checks.check import check
+from hush.checks.guards import Guard, check_groups, check_optimizer
 from hush.gradients.clipped import clipped_sum
-from hush.guards import Guard, check_groups, check_optimizer
-from hush.heap import keep_freed_memory
+from hush.gradients.sums.lot_sum import LotSum
 from hush.ledger import Ledger
-from hush.lots import Lot
-from hush.padding import Handed, rows_that_count
+from hush.ledger.charging import ChargeAccount, open_account
+from hush.ledger.course import Course
+from hush.noise.release import Due, Releaser, distance_of_run
 from hush.plan import Plan, clip_from_dict, clip_to_dict
-from hush.releasing import Due, Releaser, distance_of_run
-from hush.selfcheck import check
+from hush.sampling.batches import Handed, rows_that_count
+from hush.sampling.lots import Lot
 
 
 class Private:
@@ -39,8 +38,8 @@ class Private:
     `public_buffers` are patterns of buffers that may change in training because they hold nothing of the data.
     selfcheck=False leaves out the check of captured forward passes and lets some of them leave parameters unused.
 
-    >>> from hush.gradients.clip import FlatClip
-    >>> from hush.lots import PoissonLots
+    >>> from hush.clipping.clips import FlatClip
+    >>> from hush.sampling.lots import PoissonLots
     >>> model, x = nn.Linear(2, 1), torch.zeros(100, 2)
     >>> optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     >>> plan = Plan(lots=PoissonLots(100, 10), steps=3, clip=FlatClip(1.0), noise_multiplier=1.0)
@@ -72,7 +71,6 @@ class Private:
         self._guard = Guard(model, public_buffers)
         self._parameters = self._guard.begin_lot()  # what cannot be trained is refused before anything is charged
         check_groups(plan.clip.at(0), self._parameters, noisy=plan.noise_at(0) > 0)
-        keep_freed_memory()
         distance = distance_of_run(plan.steps + plan.reserve, self._parameters) if noise == "discrete" else 0.0
         self._course = Course(plan, open_account(plan, ledger, distance=distance), seed, distance=distance)
         self._releaser = Releaser(self._course.key, expected_size=plan.lots.expected_size, discrete=noise == "discrete")

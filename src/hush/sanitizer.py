@@ -7,12 +7,12 @@ import torch
 from torch import Tensor
 
 from hush.accounting.events import Gaussian
-from hush.gradients.bounded import BoundedSum, Group
-from hush.gradients.clip import Clip, QuantileClip
-from hush.gradients.precision import gamma, slack
-from hush.noise import add_noise
-from hush.normals import Normals
-from hush.streams import Key
+from hush.clipping.bounded_sum import BoundedSum, Group
+from hush.clipping.clips import Clip, QuantileClip
+from hush.clipping.rounding import gamma, slack
+from hush.noise.gaussian import add_noise
+from hush.randomness.gaussian_samples import Normals
+from hush.randomness.streams import Key
 
 # Float64 sums of up to this many examples stay below it (precision.slack); one constant for every batch, so that the
 # noise says nothing about how many examples there were.
@@ -37,7 +37,7 @@ class Sanitizer:
     number of examples. With a key from a seed `private` is False: such a release protects nobody. A gradient that is
     not finite counts as zero.
 
-    >>> from hush.gradients.clip import FlatClip
+    >>> from hush.clipping.clips import FlatClip
     >>> sanitizer = Sanitizer(FlatClip(1.0), noise_multiplier=4.0)
     >>> sanitizer.sanitize({"w": torch.ones(8, 3)}).event
     Gaussian(noise_multiplier=4.0)

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from oracles.privacy_moments import gaussian_epsilon
 
 from hush.accounting import NOTHING, Allocated, Budget, Event, Gaussian, PoissonSampled, calibrate, epsilon
-from hush.accounting.answers import Accountant
+from hush.accounting.accountants import Accountant
 from hush.accounting.calibrate import TOLERANCE
 
 BUDGET = Budget(epsilon=2.0, delta=1e-5)

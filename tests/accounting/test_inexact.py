@@ -7,7 +7,7 @@ from scipy.stats import norm
 
 from hush import accounting
 from hush.accounting import Bounds, Gaussian
-from hush.accounting.inexact import added_delta, epsilon_of_inexact
+from hush.accounting.approximate_noise import added_delta, epsilon_of_inexact
 
 
 def delta_of_gaussian(sigma: float, epsilon: float) -> float:

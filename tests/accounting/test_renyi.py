@@ -25,12 +25,12 @@ from hush.accounting import (
     PoissonSampled,
     PureDP,
     Shuffled,
-    losses,
+    likelihood_ratios,
     moments,
     pld,
     renyi,
 )
-from hush.accounting.interpret import coarse
+from hush.accounting.reductions import coarse
 
 STEP = PoissonSampled(0.01, Gaussian(4.0))
 
@@ -162,7 +162,7 @@ def test_moments_of_a_group_in_each_direction(power: float) -> None:
     """With the record has been the larger in every case seen; without it is computed all the same."""
     for rate, noise, size in [(0.3, 1.5, 3), (0.01, 0.4, 2)]:
         mixture = np.array([math.comb(size, j) * rate**j * (1 - rate) ** (size - j) for j in range(size + 1)])
-        ratios = losses.gaussian_mixture(mixture, noise, power)
+        ratios = likelihood_ratios.gaussian_mixture(mixture, noise, power)
         assert ratios is not None
         exact = mp.expm1(log_moment_sampled_gaussian(rate, noise, power, size=size))
         assert math.exp(ratios.log_moment_excess(power)) == pytest.approx(float(exact), rel=1e-10)

@@ -7,10 +7,13 @@ import torch
 from oracles import gradients as oracle
 from torch import Tensor, nn
 
-from hush.gradients import FlatClip, PerLayerClip, affine, clipped_sum, precision
-from hush.gradients.blocks import CHAIN, chained_additions
-from hush.gradients.bounded import Group
-from hush.gradients.clip import Clip
+from hush.clipping import FlatClip, PerLayerClip
+from hush.clipping import rounding as precision
+from hush.clipping.bounded_sum import Group
+from hush.clipping.clips import Clip
+from hush.gradients.clipped import clipped_sum
+from hush.gradients.layers import affine
+from hush.gradients.sums.blocks import CHAIN, chained_additions
 
 SHAPES = {"joint": (5, 40), "joint, exact width": (15, 40), "wide": (200, 210), "narrow": (40, 6)}
 

@@ -8,8 +8,11 @@ from oracles import gradients as oracle
 from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from hush.gradients import FlatClip, clipped_sum, precision, products
-from hush.gradients.blocks import BLOCK, CHAIN, chained, chained_additions, long_additions, long_block, rho
+from hush.clipping import FlatClip
+from hush.clipping import rounding as precision
+from hush.gradients.clipped import clipped_sum
+from hush.gradients.layers import products
+from hush.gradients.sums.blocks import BLOCK, CHAIN, chained, chained_additions, long_additions, long_block, rho
 
 
 class Chains(TorchDispatchMode):

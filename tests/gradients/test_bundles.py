@@ -2,9 +2,9 @@
 
 import torch
 
-from hush.gradients.bundles import Parts, bundled
-from hush.gradients.precision import upper_squared_norms
-from hush.gradients.site import Contribution, Stored, Weights
+from hush.gradients.sums.norms import upper_squared_norms
+from hush.gradients.sums.per_example import Contribution, Stored, Weights
+from hush.gradients.sums.small import Parts, bundled
 
 
 def stored(batch: int = 5, **shapes: tuple[int, ...]) -> tuple[dict[str, Contribution], dict[str, tuple[int, ...]]]:

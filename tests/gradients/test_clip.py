@@ -7,7 +7,8 @@ import torch
 from oracles import gradients as oracle
 from torch import Tensor, nn
 
-from hush.gradients import AutomaticClip, FlatClip, PerLayerClip, QuantileClip, clipped_sum
+from hush.clipping import AutomaticClip, FlatClip, PerLayerClip, QuantileClip
+from hush.gradients.clipped import clipped_sum
 
 NAMES = ["conv1.weight", "conv1.bias", "fc.weight", "scale"]
 

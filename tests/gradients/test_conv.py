@@ -8,10 +8,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from oracles.convolution import kernel_gradients as oracle
 
-from hush.gradients import conv, conv_ghost, conv_kernels
-from hush.gradients.conv import Convolution, KeptKernels, NormedKernels
-from hush.gradients.conv_geometry import Geometry
-from hush.gradients.site import Layout, Site, Weights
+from hush.gradients.layers.convolution import ghost as conv_ghost
+from hush.gradients.layers.convolution import kernels as conv_kernels
+from hush.gradients.layers.convolution import rule as conv
+from hush.gradients.layers.convolution.geometry import Geometry
+from hush.gradients.layers.convolution.rule import Convolution, KeptKernels, NormedKernels
+from hush.gradients.sums.per_example import Layout, Site, Weights
 
 FORWARD = {
     (1, False): F.conv1d,

@@ -2,8 +2,8 @@
 
 import torch
 
-from hush.gradients.embedding import Rows
-from hush.gradients.site import Weights
+from hush.gradients.layers.embedding import Rows
+from hush.gradients.sums.per_example import Weights
 
 
 def test_examples_whose_tokens_lie_anywhere() -> None:

@@ -9,8 +9,9 @@ import torch
 from oracles import gradients as oracle
 from oracles.models import CASES, Case
 
-from hush.gradients import FlatClip, PerLayerClip, clipped_sum, squared_norms
-from hush.gradients.clip import layer_of
+from hush.clipping import FlatClip, PerLayerClip
+from hush.clipping.clips import layer_of
+from hush.gradients.clipped import clipped_sum, squared_norms
 
 
 def trainable(model: torch.nn.Module) -> dict[str, torch.nn.Parameter]:

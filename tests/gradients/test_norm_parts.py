@@ -4,7 +4,9 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from hush.gradients import FlatClip, bundles, clipped_sum
+from hush.clipping import FlatClip
+from hush.gradients.clipped import clipped_sum
+from hush.gradients.sums import small as bundles
 
 
 def test_sums_in_parts_are_those_of_single_backwards(monkeypatch: pytest.MonkeyPatch) -> None:

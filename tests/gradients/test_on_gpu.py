@@ -8,11 +8,11 @@ from oracles.gradients import per_example_gradients, squared_norms
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
-from hush.gradients.clip import FlatClip
+from hush.clipping.clips import FlatClip
 from hush.gradients.clipped import clipped_sum
-from hush.lots import PoissonLots
 from hush.plan import Plan
 from hush.private import Private
+from hush.sampling.lots import PoissonLots
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 BATCH, LENGTH, WIDTH = 6, 144, 160

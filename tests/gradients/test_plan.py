@@ -9,7 +9,10 @@ from oracles import gradients as oracle
 from torch import Tensor, nn
 from torch.nn.utils.rnn import pack_padded_sequence
 
-from hush.gradients import FlatClip, clipped_sum, plan, products, squared_norms
+from hush.clipping import FlatClip
+from hush.gradients import plan
+from hush.gradients.clipped import clipped_sum, squared_norms
+from hush.gradients.layers import products
 
 pytestmark = pytest.mark.usefixtures("fresh_plans")
 

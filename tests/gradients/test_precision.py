@@ -5,8 +5,10 @@ import torch
 from oracles import gradients as oracle
 from torch import Tensor, nn
 
-from hush.gradients import AutomaticClip, FlatClip, clipped_sum, precision
-from hush.gradients.blocks import BLOCK, blocked_additions
+from hush.clipping import AutomaticClip, FlatClip
+from hush.clipping import rounding as precision
+from hush.gradients.clipped import clipped_sum
+from hush.gradients.sums.blocks import BLOCK, blocked_additions
 
 DTYPES = [torch.float32, torch.bfloat16, torch.float16]
 

@@ -7,7 +7,8 @@ import torch
 from torch import Tensor, nn
 from torch.autograd.graph import GradientEdge
 
-from hush.gradients import probe, squared_norms
+from hush.gradients import probe
+from hush.gradients.clipped import squared_norms
 
 
 @pytest.mark.filterwarnings("ignore:where the examples lie")  # the next batch is probed again

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from oracles import gradients as oracle
 from torch import Tensor, nn
 
-from hush.gradients.clip import FlatClip, PerLayerClip
+from hush.clipping.clips import FlatClip, PerLayerClip
 from hush.gradients.clipped import clipped_sum, squared_norms
 
 

@@ -9,7 +9,8 @@ from hypothesis import strategies as st
 from oracles import gradients as oracle
 from torch import Tensor, nn
 
-from hush.gradients import FlatClip, clipped_sum
+from hush.clipping import FlatClip
+from hush.gradients.clipped import clipped_sum
 
 small = st.integers(1, 6)
 quick = settings(max_examples=25, deadline=None, derandomize=True)

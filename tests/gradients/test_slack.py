@@ -8,10 +8,15 @@ import torch
 from oracles import gradients as oracle
 from torch import Tensor, nn
 
-from hush.gradients import FlatClip, clipped_sum, combine, precision, products
-from hush.gradients.blocks import chained_additions, long_additions, long_block, rho
-from hush.gradients.embedding import Rows
-from hush.gradients.site import Layout
+from hush.clipping import FlatClip
+from hush.clipping import rounding as precision
+from hush.gradients.clipped import clipped_sum
+from hush.gradients.layers import products
+from hush.gradients.layers.embedding import Rows
+from hush.gradients.sums import shared as combine
+from hush.gradients.sums.blocks import chained_additions, long_additions, long_block, rho
+from hush.gradients.sums.norms import upper_squared_norms
+from hush.gradients.sums.per_example import Layout
 
 UNIT = 2.0**-24
 
@@ -133,7 +138,7 @@ def test_upper_norms_are_what_the_derivation_says(way: str) -> None:
         x, g = rows_of(kind, 3, SHAPES[way])
         part = products.Products(x.flatten(0, 1), g.flatten(0, 1), Layout(0, 1, 3, length), transposed=False)
         assert (part.pairs, part.apart) == (way == "pairs", way == "one by one")
-        upper = precision.upper_squared_norms([(part, (j, i))]).double().sqrt()
+        upper = upper_squared_norms([(part, (j, i))]).double().sqrt()
         x, g = x.double(), g.double()
         norm = torch.linalg.matrix_norm(torch.bmm(g.transpose(1, 2), x))
         mass = (x.norm(dim=2) * g.norm(dim=2)).sum(1)
@@ -157,7 +162,7 @@ def test_parts_that_overlap_count_what_lies_between_them() -> None:
     words = Rows(torch.randint(0, 9, (10,)), owner, torch.randn(10, 8), batch=2, table=9, regular=True)
     both = combine.together([head, words])
     assert isinstance(both, combine.Several)
-    upper = precision.upper_squared_norms([(both, (9, 8))]).double()
+    upper = upper_squared_norms([(both, (9, 8))]).double()
     exact = (head.per_example() + words.per_example()).double().square().sum((1, 2))
     masses = head.squared_mass().double().sqrt(), words.squared_mass().double().sqrt()
     between = 2 * masses[0] * masses[1] * (8 + 16 + 5) * UNIT

@@ -7,7 +7,8 @@ from torch import Tensor, nn
 from torch.func import functional_call
 from torch.fx.experimental.proxy_tensor import make_fx
 
-from hush.gradients import FlatClip, clipped_sum
+from hush.clipping import FlatClip
+from hush.gradients.clipped import clipped_sum
 
 
 class Attention(nn.Module):

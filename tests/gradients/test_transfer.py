@@ -6,7 +6,8 @@ from oracles import gradients as oracle
 from oracles.models import CASES
 from torch import Tensor, nn
 
-from hush.gradients import plan, squared_norms
+from hush.gradients import plan
+from hush.gradients.clipped import squared_norms
 from hush.gradients.transfer import follows
 
 

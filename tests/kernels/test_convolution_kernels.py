@@ -9,16 +9,19 @@ from torch import Tensor, nn
 
 pytest.importorskip("triton")
 
-from hush.gradients import FlatClip, clipped_sum, conv, conv_cuda
-from hush.gradients.blocks import BLOCK
-from hush.gradients.precision import upper_squared_norms
-from hush.gradients.site import Weights
-from hush.kernels import convolutions, stored
-from hush.kernels.convolutions import Window, block_of, gradients, squared_norms, weighted_sums
-from hush.kernels.products import LONGEST
-from hush.kernels.stored import weighted_rows
-from hush.kernels.windows import window_norms
-from hush.tracing import compiled
+from hush.captured.compiled import compiled
+from hush.clipping import FlatClip
+from hush.gradients.clipped import clipped_sum
+from hush.gradients.layers.convolution import on_cuda as conv_cuda
+from hush.gradients.layers.convolution import rule as conv
+from hush.gradients.sums.blocks import BLOCK
+from hush.gradients.sums.norms import upper_squared_norms
+from hush.gradients.sums.per_example import Weights
+from hush.kernels.gradients import convolutions, stored
+from hush.kernels.gradients.convolutions import Window, block_of, gradients, squared_norms, weighted_sums
+from hush.kernels.gradients.products import LONGEST
+from hush.kernels.gradients.stored import weighted_rows
+from hush.kernels.gradients.windows import window_norms
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 HALF = torch.float16  # the interpreter multiplies no bfloat16
@@ -80,7 +83,7 @@ def test_gradients_norms_and_sums_are_those_of_autograd(name: str, layout: torch
 @pytest.mark.parametrize("name", CASES)
 @pytest.mark.parametrize("numbers", [whole, *([halves] if DEVICE == "cuda" else [])])
 def test_what_is_summed_is_what_was_measured(name: str, numbers: Callable[..., Tensor]) -> None:
-    """Bit for bit: of any numbers on a GPU; of whole ones where the interpreter multiplies with whatever BLAS it has."""
+    """Bit for bit: of any numbers on a GPU; of whole ones where the interpreter multiplies with the BLAS it finds."""
     torch.manual_seed(0)
     shape, out, window = CASES[name]
     pixels, gradient = numbers(*shape), numbers(*out)

@@ -7,8 +7,8 @@ from torch import Tensor
 
 pytest.importorskip("triton")
 
-from hush.kernels import cross_entropy
-from hush.kernels.cross_entropy import log_sums, logit_gradients, wide_enough
+from hush.kernels.gradients import cross_entropy
+from hush.kernels.gradients.cross_entropy import log_sums, logit_gradients, wide_enough
 
 pytestmark = pytest.mark.filterwarnings("ignore::RuntimeWarning")  # infinities, in the interpreter
 

@@ -13,16 +13,17 @@ pytest.importorskip("triton")
 import triton
 import triton.language as tl
 
-from hush import integers, kernels
-from hush.chacha20 import chacha20_blocks
-from hush.discrete import add_discrete_noise, grid_deviations
-from hush.gradients.bounded import BoundedSum, Group
-from hush.integers import OnGrid, discrete_gaussian, rounded_gaussian, staircase
-from hush.kernels import discrete
-from hush.kernels.chacha20 import state_words
-from hush.kernels.integers import MARGIN, _decided, _exact_share, _further, _shares, _times, staircase_on
-from hush.normals import Normals
-from hush.streams import Key
+from hush import kernels
+from hush.clipping.bounded_sum import BoundedSum, Group
+from hush.kernels.noise import discrete
+from hush.kernels.noise.chacha20 import state_words
+from hush.kernels.noise.integers import MARGIN, _decided, _exact_share, _further, _shares, _times, staircase_on
+from hush.noise.float_safe import add_discrete_noise, grid_deviations
+from hush.randomness import discrete_gaussian as integers
+from hush.randomness.chacha20 import chacha20_blocks
+from hush.randomness.discrete_gaussian import OnGrid, discrete_gaussian, rounded_gaussian, staircase
+from hush.randomness.gaussian_samples import Normals
+from hush.randomness.streams import Key
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 SUBKEY = bytes(range(32))

@@ -9,15 +9,17 @@ from torch import Tensor, nn
 
 pytest.importorskip("triton")
 
-from kernel_inputs import DEVICE, HALF, compare_clipped_sums, halves, per_example
 from oracles.gradients import clipped_sum as oracle_sum
 from oracles.gradients import per_example_gradients, squared_norms
+from support.kernel_inputs import DEVICE, HALF, compare_clipped_sums, halves, per_example
 
-from hush.gradients import FlatClip, clipped_sum, cuda_rows, products
-from hush.gradients.cuda_rows import KeptRows, kept_rows, worth_keeping
-from hush.gradients.products import Products
-from hush.gradients.site import Weights
-from hush.kernels import row_products, rows, stored
+from hush.clipping import FlatClip
+from hush.gradients.clipped import clipped_sum
+from hush.gradients.layers import cuda_rows, products
+from hush.gradients.layers.cuda_rows import KeptRows, kept_rows, worth_keeping
+from hush.gradients.layers.products import Products
+from hush.gradients.sums.per_example import Weights
+from hush.kernels.gradients import row_products, rows, stored
 
 SHAPES = [(3, 40, 136, 208), (5, 70, 128, 304), (1, 33, 144, 128), (2, 64, 272, 136)]
 """Batch, rows, inputs, outputs: tiles that are full and tiles that are not, rows that fill no block."""

@@ -12,14 +12,15 @@ pytest.importorskip("triton")
 import triton
 import triton.language as tl
 
-from hush import kernels, noise
-from hush.chacha20 import chacha20_blocks
-from hush.gradients.bounded import BoundedSum, Group
-from hush.kernels import gaussian
-from hush.kernels.chacha20 import keystream
-from hush.noise import add_noise
-from hush.normals import REFINEMENT_BLOCK, RUN, Normals, fill_normals
-from hush.streams import Key
+from hush import kernels
+from hush.clipping.bounded_sum import BoundedSum, Group
+from hush.kernels.noise import gaussian
+from hush.kernels.noise.chacha20 import keystream
+from hush.noise import gaussian as noise
+from hush.noise.gaussian import add_noise
+from hush.randomness.chacha20 import chacha20_blocks
+from hush.randomness.gaussian_samples import REFINEMENT_BLOCK, RUN, Normals, fill_normals
+from hush.randomness.streams import Key
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 SUBKEY = bytes(range(32))
@@ -75,9 +76,9 @@ def test_a_draw_of_several_runs_follows_the_cpu() -> None:
     parts = parts_of([5000, 4000, 3000])
     with pytest.MonkeyPatch.context() as patch:
         if DEVICE == "cpu":
-            import hush.normals
+            import hush.randomness.gaussian_samples
 
-            patch.setattr(hush.normals, "RUN", 8192)
+            patch.setattr(hush.randomness.gaussian_samples, "RUN", 8192)
             patch.setattr(gaussian, "RUN", 8192)
             patch.setattr(gaussian, "_RUN", gaussian.tl.constexpr(8192))
         else:

@@ -8,12 +8,13 @@ from torch import Tensor, nn
 
 pytest.importorskip("triton")
 
-from kernel_inputs import DEVICE, HALF, compare_clipped_sums, halves, per_example
+from support.kernel_inputs import DEVICE, HALF, compare_clipped_sums, halves, per_example
 
-from hush.gradients import conv, products
-from hush.gradients.blocks import BLOCK, blocked_additions
-from hush.kernels.grams import row_norms
-from hush.kernels.products import LONGEST, block_of, squared_norms, weighted_sums
+from hush.gradients.layers import products
+from hush.gradients.layers.convolution import rule as conv
+from hush.gradients.sums.blocks import BLOCK, blocked_additions
+from hush.kernels.gradients.grams import row_norms
+from hush.kernels.gradients.products import LONGEST, block_of, squared_norms, weighted_sums
 
 SHAPES = [(3, 40, 24, 70), (2, 33, 130, 140), (3, 42, 20, 18), (2, 64, 33, 17), (5, 9, 5, 40)]
 """Batch, rows, inputs, outputs: one tile and several, rows that fill a block and rows that do not."""

@@ -6,13 +6,13 @@ from torch import Tensor, nn
 
 pytest.importorskip("triton")
 
-from kernel_inputs import DEVICE, HALF, compare_clipped_sums, halves, per_example
+from support.kernel_inputs import DEVICE, HALF, compare_clipped_sums, halves, per_example
 
-from hush.gradients import products
-from hush.gradients.cuda_rows import FusedRows
-from hush.gradients.site import Stored, Weights
-from hush.kernels import row_products, rows, stored
-from hush.kernels.grams import row_norms
+from hush.gradients.layers import products
+from hush.gradients.layers.cuda_rows import FusedRows
+from hush.gradients.sums.per_example import Stored, Weights
+from hush.kernels.gradients import row_products, rows, stored
+from hush.kernels.gradients.grams import row_norms
 
 SHAPES = [(3, 40, 136, 208), (5, 70, 128, 304), (1, 33, 144, 128), (9, 30, 128, 128), (2, 64, 272, 136)]
 """Batch, rows, inputs, outputs: tiles that are cut into pieces and tiles that are not, rows that fill no block."""

@@ -23,13 +23,12 @@ from pathlib import Path
 
 import torch
 
-from hush import checkpoints
 from hush.accounting import Budget, Gaussian, epsilon
-from hush.gradients.clip import FlatClip
-from hush.ledger import BudgetExhausted, Ledger
-from hush.lots import PoissonLots
+from hush.clipping.clips import FlatClip
+from hush.ledger import BudgetExhausted, Ledger, checkpoints
 from hush.plan import Plan
 from hush.private import Private
+from hush.sampling.lots import PoissonLots
 
 CAP = Budget(epsilon=3.0, delta=1e-5)
 SLICE = Budget(epsilon=1.0, delta=1e-6)

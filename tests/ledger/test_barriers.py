@@ -10,8 +10,7 @@ import torch
 from ledger.forgetful import forgetful_disk
 from ledger.kill_test import CAP, SLICE, UNIT
 
-from hush import checkpoints
-from hush.ledger import Ledger, LedgerUnwritable, store
+from hush.ledger import Ledger, LedgerUnwritable, checkpoints, store
 
 UNITS = 400
 

@@ -7,9 +7,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from hush import checkpoints
 from hush.accounting import Budget, Gaussian
-from hush.ledger import Ledger, LedgerError
+from hush.ledger import Ledger, LedgerError, checkpoints
 
 PLAN = {"budget": Budget(epsilon=0.5, delta=1e-7), "units": [(Gaussian(100.0), 100)]}
 

@@ -1,7 +1,7 @@
 """What was done to the data -> epsilon. Numbers only: numpy and scipy, no data, no randomness."""
 
 from hush.accounting import calibrate, moments, pld, renyi, strong
-from hush.accounting.answers import ACCOUNTANTS, NOT_VALID, Accountant, delta, epsilon
+from hush.accounting.accountants import ACCOUNTANTS, NOT_VALID, Accountant, delta, epsilon
 from hush.accounting.bounds import Bounds, Budget, rounded_up
 from hush.accounting.events import (
     ADJACENCY,

@@ -12,9 +12,9 @@ from functools import lru_cache
 import numpy as np
 from scipy.special import gammaln
 
-from hush.accounting import losses
+from hush.accounting import likelihood_ratios as losses
 from hush.accounting.events import Gaussian, Laplace, PureDP
-from hush.accounting.losses import Array
+from hush.accounting.likelihood_ratios import Array
 
 HIGHEST_ORDER = 256
 _ROUND_OFF = 1e-12  # an allowance per order on ln of a moment, above what 256 x 40 log-sum-exps can lose

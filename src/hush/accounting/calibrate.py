@@ -9,7 +9,7 @@ from collections.abc import Callable
 from functools import cache
 from typing import TypeVar
 
-from hush.accounting.answers import NOT_VALID, Accountant, epsilon
+from hush.accounting.accountants import NOT_VALID, Accountant, epsilon
 from hush.accounting.bounds import Budget
 from hush.accounting.events import NOTHING, Event
 

@@ -21,8 +21,8 @@ import numpy as np
 from hush.accounting import renyi
 from hush.accounting.bounds import Budget
 from hush.accounting.events import Event
-from hush.accounting.interpret import require_delta
-from hush.accounting.losses import Array
+from hush.accounting.likelihood_ratios import Array
+from hush.accounting.reductions import require_delta
 
 # order - 1 doubles from 1/32 to 1024: epsilons from hundredths to thousands find an order within sqrt(2) of their best.
 ORDERS = tuple(1 + 2.0**k for k in range(-5, 11))

@@ -15,7 +15,7 @@ from scipy.special import gammaln, logsumexp
 
 from hush.accounting.bounds import Bounds
 from hush.accounting.events import NOTHING, Event, Gaussian, Laplace, PoissonSampled, PureDP, parts_of
-from hush.accounting.interpret import coarse, pure_epsilon, require_delta, require_epsilon
+from hush.accounting.reductions import coarse, pure_epsilon, require_delta, require_epsilon
 
 Array = NDArray[np.float64]
 

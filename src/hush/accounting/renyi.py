@@ -13,10 +13,11 @@ import numpy as np
 from scipy.optimize import minimize_scalar
 from scipy.special import gammaln
 
-from hush.accounting import allocation, losses
+from hush.accounting import allocation
+from hush.accounting import likelihood_ratios as losses
 from hush.accounting.bounds import Bounds
 from hush.accounting.events import Allocated, Event, Gaussian, Grouped, Laplace, PoissonSampled, PureDP, parts_of
-from hush.accounting.interpret import Mechanism, coarse, pure_epsilon, refuse, require_delta, require_epsilon
+from hush.accounting.reductions import Mechanism, coarse, pure_epsilon, refuse, require_delta, require_epsilon
 
 # The optimiser walks ln(order - 1) over this range; beyond it nothing is gained for any delta >= 1e-300.
 _LOWEST, _HIGHEST = math.log(1e-8), math.log(1e10)

@@ -12,7 +12,7 @@ from scipy.special import log_ndtr
 
 from hush.accounting.bounds import Bounds
 from hush.accounting.events import Event, Gaussian, PoissonSampled, parts_of
-from hush.accounting.interpret import coarse, pure_epsilon, require_delta, require_epsilon
+from hush.accounting.reductions import coarse, pure_epsilon, require_delta, require_epsilon
 
 PAPER_SHARE = 0.48  # T q d0 = 0.48 delta: the split of delta that gives both of the paper's printed digits
 

@@ -7,9 +7,9 @@ from contextlib import contextmanager
 @contextmanager
 def one_line() -> Iterator[None]:
     """Turn refusals of the ledger, of checkpoints and of data files into what the application prints."""
-    from hush.checkpoints import CheckpointError
-    from hush.data import DataError
     from hush.ledger import LedgerError
+    from hush.ledger.checkpoints import CheckpointError
+    from hush.recipes.data import DataError
 
     try:
         yield

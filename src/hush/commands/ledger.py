@@ -164,7 +164,7 @@ def _account(page: Page) -> dict[str, Any]:
 
 
 def _seen_by(folder: Path) -> Head:
-    from hush import checkpoints
+    from hush.ledger import checkpoints
 
     try:
         found = checkpoints.load(folder).seen

@@ -11,12 +11,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from hush.fitting import Job
+    from hush.training import Job
 
 
 def load_job(named: str) -> "Job":
     """Import the file or module, call the function, and check that a Job came back."""
-    from hush.fitting import Job
+    from hush.training import Job
 
     place, colon, function = named.rpartition(":")
     if not colon or not place or not function:

@@ -6,13 +6,13 @@ import torch
 from torch.nn import functional as F
 from torch.optim.lr_scheduler import LambdaLR
 
-from hush import data
 from hush.accounting import Event, Gaussian
 from hush.commands.watching import watched
-from hush.fitting import HeldOut, Job, Upfront
 from hush.pca import ProjectionLayer, dp_pca
-from hush.recipes import Recipe, recipe
-from hush.streams import Key
+from hush.randomness.streams import Key
+from hush.recipes import data
+from hush.recipes.mnist import Recipe, recipe
+from hush.training import HeldOut, Job, Upfront
 
 TITLES = {"mnist": "MNIST", "fashion-mnist": "Fashion-MNIST"}
 

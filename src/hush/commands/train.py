@@ -14,7 +14,7 @@ from hush.commands.errors import one_line
 from hush.commands.own_job import load_job
 
 if TYPE_CHECKING:
-    from hush.fitting import Job, Result
+    from hush.training import Job, Result
 
 RECIPES = ("mnist", "fashion-mnist")
 
@@ -58,7 +58,7 @@ def train(
     A function of one's own takes nothing and returns a hush.Job.
     """
     with one_line():
-        from hush import fitting
+        from hush import training as fitting
 
         conduct = fitting.Conduct(
             budget=Budget(epsilon=epsilon, delta=delta),
@@ -93,7 +93,7 @@ def train(
 
 
 def _changed(job: "Job", *, lot: int | None, epochs: int | None, clip: float | None) -> "Job":
-    from hush.gradients.clip import FlatClip
+    from hush.clipping.clips import FlatClip
 
     changes: dict[str, Any] = {}
     if lot is not None:
@@ -108,7 +108,7 @@ def _changed(job: "Job", *, lot: int | None, epochs: int | None, clip: float | N
 def _device(named: str | None) -> str:
     import torch
 
-    from hush.fitting.before import usable
+    from hush.training.preflight import usable
 
     return str(usable(named or ("cuda" if torch.cuda.is_available() else "cpu")))
 

@@ -12,10 +12,10 @@ import torch
 from torch import Tensor
 
 from hush.gradients.graph import LEAF, Edge, Graph
+from hush.gradients.layers.table import BROADCASTS, MOVERS, PRODUCTS, RESHAPES
 from hush.gradients.opened import gates, opened, opened_gates
 from hush.gradients.probe import Finding, in_groups, probe
-from hush.gradients.rules import BROADCASTS, MOVERS, PRODUCTS, RESHAPES
-from hush.gradients.site import Layout
+from hush.gradients.sums.per_example import Layout
 
 Place = tuple[int, str, int]
 """Node, saved attribute, position in it."""

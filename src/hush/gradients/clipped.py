@@ -11,15 +11,16 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from hush.gradients.blocks import BLOCK, blocked_additions
-from hush.gradients.bounded import BoundedSum, Group
-from hush.gradients.bundles import bundled
-from hush.gradients.clip import Clip
-from hush.gradients.combine import leaves_below, pulled_back, reshaped, together
+from hush.clipping.bounded_sum import BoundedSum, Group
+from hush.clipping.clips import Clip
+from hush.clipping.rounding import slack
 from hush.gradients.graph import Edge, Graph, read
 from hush.gradients.plan import GENERIC, Plan, PlannedSite, plan_for
-from hush.gradients.precision import slack, upper_squared_norms
-from hush.gradients.site import Contribution, Site, Stored, Weights
+from hush.gradients.sums.blocks import BLOCK, blocked_additions
+from hush.gradients.sums.norms import upper_squared_norms
+from hush.gradients.sums.per_example import Contribution, Site, Stored, Weights
+from hush.gradients.sums.shared import leaves_below, pulled_back, reshaped, together
+from hush.gradients.sums.small import bundled
 
 
 def clipped_sum(
@@ -44,7 +45,7 @@ def clipped_sum(
 
     >>> model = torch.nn.Linear(2, 1, bias=False)
     >>> losses = model(torch.tensor([[30.0, 40.0], [0.3, 0.4]]))[:, 0]
-    >>> from hush.gradients.clip import FlatClip
+    >>> from hush.clipping.clips import FlatClip
     >>> clipped_sum(losses, dict(model.named_parameters()), FlatClip(1.0)).tensors["weight"].round(decimals=3)
     tensor([[0.9000, 1.2000]])
     """

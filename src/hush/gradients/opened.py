@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from hush.gradients.graph import Graph
-from hush.gradients.rules import GATES
+from hush.gradients.layers.table import GATES
 
 _CLOSED = 2.0**-10
 """Weights that are so many times smaller than those of a fresh layer let hardly anything through."""

@@ -13,7 +13,6 @@ from functools import cached_property
 import torch
 from torch import Tensor
 
-from hush.gradients import generic
 from hush.gradients.by_values import (
     Guarded,
     Place,
@@ -28,11 +27,12 @@ from hush.gradients.by_values import (
     unchanged,
 )
 from hush.gradients.graph import COPY_SLICES, Edge, Graph, back
+from hush.gradients.layers import generic
+from hush.gradients.layers.table import RESHAPES, ROUTERS, RULES
 from hush.gradients.opened import opened
 from hush.gradients.probe import Finding, probe
-from hush.gradients.rules import RESHAPES, ROUTERS, RULES
 from hush.gradients.sides import doubtful, has_data_below, inputs_first, made_of_parameters, parameter_side
-from hush.gradients.site import Layout, Rule
+from hush.gradients.sums.per_example import Layout, Rule
 from hush.gradients.transfer import remember, transferred
 
 GENERIC = Rule(generic.contributions)

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 from torch.autograd.graph import GradientEdge
 
-from hush.gradients.site import Layout
+from hush.gradients.sums.per_example import Layout
 
 _BASE = 4
 _SIGNIFICANT, _TOLERANCE = 2.0**-6, 2.0**-13

@@ -12,8 +12,8 @@ from torch import Tensor
 
 from hush.gradients.by_values import Place, item_at
 from hush.gradients.graph import LEAF, Edge, Graph
+from hush.gradients.layers.table import MOVERS, PARAMETRIC, PRODUCTS, RESHAPES, RULES, SPREADERS
 from hush.gradients.probe import Finding, probe
-from hush.gradients.rules import MOVERS, PARAMETRIC, PRODUCTS, RESHAPES, RULES, SPREADERS
 
 
 def parameter_side(graph: Graph, losses: Tensor, used: list[list[int]]) -> tuple[list[bool], dict[Edge, Finding]]:

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from torch import Tensor
 
-from hush.integers import OnGrid
+from hush.randomness.discrete_gaussian import OnGrid
 
 
 @functools.cache
@@ -17,7 +17,7 @@ def available() -> bool:
 
 def release(parts: Sequence[tuple[Tensor, float, Tensor]], *, scale: float, subkey: bytes, step: int) -> None:
     """Write (total + deviation * normal numbers) * scale into out, for parts (total, deviation, out) on one GPU."""
-    from hush.kernels.gaussian import release as release_on_gpu
+    from hush.kernels.noise.gaussian import release as release_on_gpu
 
     release_on_gpu(parts, scale=scale, subkey=subkey, step=step)
 
@@ -26,7 +26,7 @@ def release_on_grids(
     parts: Sequence[tuple[Tensor, OnGrid, Tensor]], *, scale: float, subkey: bytes, step: int, rounded: bool
 ) -> bool:
     """Write (round(total / grid step) + integers) * grid step * scale into out; False if it cannot draw a deviation."""
-    from hush.kernels import discrete
+    from hush.kernels.noise import discrete
 
     if not discrete.can_draw([part[1] for part in parts]):
         return False

@@ -2,8 +2,7 @@
 
 from pathlib import Path
 
-from hush import checkpoints
-from hush.ledger import Ledger
+from hush.ledger import Ledger, checkpoints
 from hush.report.statement import Statement, statement_of
 
 OWN_LEDGER = "ledger.hush"

@@ -12,7 +12,7 @@ from typing import Any
 
 from hush import accounting
 from hush.accounting import Accountant, Bounds, rounded_up
-from hush.accounting.inexact import epsilon_of_inexact
+from hush.accounting.approximate_noise import epsilon_of_inexact
 from hush.ledger import Ledger
 from hush.plan import Plan
 from hush.report import words

@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING, Any
 
 from hush import accounting
 from hush.accounting import grouped, rounded_up
-from hush.lots import AllocatedLots, PoissonLots, ShuffledLots
 from hush.report.charges import ACCOUNTANT_NAMES
+from hush.sampling.lots import AllocatedLots, PoissonLots, ShuffledLots
 
 if TYPE_CHECKING:
     from hush.report.statement import Statement

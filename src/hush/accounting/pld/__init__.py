@@ -9,9 +9,9 @@ import math
 from hush.accounting import renyi
 from hush.accounting.bounds import Bounds
 from hush.accounting.events import Event
-from hush.accounting.interpret import require_delta, require_epsilon
 from hush.accounting.pld import exact, query
 from hush.accounting.pld.parts import parts_of_event
+from hush.accounting.reductions import require_delta, require_epsilon
 
 __all__ = ["delta", "epsilon"]
 

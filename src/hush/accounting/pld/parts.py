@@ -13,12 +13,12 @@ from hush.accounting.events import (
     Shuffled,
     parts_of,
 )
-from hush.accounting.interpret import coarse, refuse
 from hush.accounting.pld import curves
 from hush.accounting.pld.allocated import allocated
 from hush.accounting.pld.curves import Curve
 from hush.accounting.pld.group import group
 from hush.accounting.pld.query import Part
+from hush.accounting.reductions import coarse, refuse
 
 
 def parts_of_event(event: Event, *, delta: float) -> list[Part]:

@@ -1,0 +1,1 @@
+"""The step as one CUDA graph, compiled or not."""

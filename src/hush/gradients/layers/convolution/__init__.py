@@ -1,0 +1,1 @@
+"""Convolutions: products of windows, ghost norms, grouped kernels."""

@@ -1,0 +1,1 @@
+"""Norms and weighted sums of per-example gradients, and their sum over a lot."""

@@ -1,0 +1,1 @@
+"""Kernels for norms and weighted sums of per-example gradients."""

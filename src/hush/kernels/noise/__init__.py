@@ -1,0 +1,1 @@
+"""Kernels for random numbers and for the release."""

@@ -1,0 +1,1 @@
+"""A bounded sum and a noise multiplier -> the released gradient."""

@@ -1,0 +1,1 @@
+"""Random numbers as functions of (key, purpose, step, element): cipher, streams, Gaussian and discrete Gaussian."""

@@ -1,0 +1,1 @@
+"""Settings that do well on public data sets: networks, features, data."""

@@ -1,0 +1,1 @@
+"""Features of pictures, learnt or made without any record."""

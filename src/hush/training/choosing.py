@@ -1,0 +1,75 @@
+"""Which parameters a run gives back: the last, their moving average, or the best by a held-out set."""
+
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.optim.lr_scheduler import ReduceLROnPlateau
+
+from hush.training.averaging import Average
+from hush.training.evaluation import HeldOut, measure
+from hush.training.options import Job
+
+
+class Judge:
+    """Measures the model on held-out data, keeps the best, and says when patience is at an end."""
+
+    def __init__(self, job: Job, device: torch.device) -> None:
+        self._model: nn.Module = job.model
+        self._held_out: HeldOut | None = job.held_out
+        self._scheduler = job.scheduler
+        self._device = device
+        self.average = Average(job.model, job.average) if job.average else None
+        self.best: dict[str, Any] | None = None
+        self.since_best = 0
+
+    @property
+    def impatient(self) -> bool:
+        """Whether the held-out set says to stop."""
+        patience = None if self._held_out is None else self._held_out.patience
+        return patience is not None and self.since_best >= patience
+
+    def measure(self, step: int) -> dict[str, float]:
+        """The held-out metric at this step by its label; nothing where nothing was held out."""
+        held_out = self._held_out
+        if held_out is None:
+            return {}
+        with self._smoothed():
+            value = measure(self._model, held_out, self._device)
+        if isinstance(self._scheduler, ReduceLROnPlateau):
+            self._scheduler.step(value)
+        if held_out.decides:
+            if self.best is None or held_out.better(value, self.best["value"]):
+                self.best, self.since_best = {"value": value, "step": step, "model": self._parameters()}, 0
+            else:
+                self.since_best += 1
+        return {held_out.label: value}
+
+    def chosen(self) -> dict[str, Tensor]:
+        """The parameters that are given back."""
+        if self._held_out is not None and self._held_out.choose == "best" and self.best is not None:
+            return dict(self.best["model"])
+        return self._parameters()
+
+    def chosen_entry(self, history: Sequence[Mapping[str, Any]]) -> Mapping[str, Any] | None:
+        """Where in the history the chosen parameters were measured: the last measurement, or the best."""
+        if self._held_out is None:
+            return None
+        measured = [entry for entry in history if self._held_out.label in entry]
+        if self._held_out.choose == "best" and self.best is not None:
+            measured = [entry for entry in measured if entry["step"] == self.best["step"]]
+        return measured[-1] if measured else None
+
+    def _parameters(self) -> dict[str, Tensor]:
+        with self._smoothed():
+            return {name: p.detach().clone() for name, p in self._model.named_parameters()}
+
+    @contextmanager
+    def _smoothed(self) -> Iterator[None]:
+        if self.average is None:
+            yield
+        else:
+            with self.average.applied():
+                yield

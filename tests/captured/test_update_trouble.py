@@ -1,0 +1,293 @@
+"""Captured steps when something goes wrong or is done in between: no noise twice, no sum of another lot, no padding."""
+
+from collections.abc import Callable
+from itertools import product
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from support.captured_run import DEVICE, ON_GPU, N, Run, assert_same, fresh_noise
+from support.recorder import Studio, play_graphs_on_cpu
+from torch import Tensor, nn
+
+pytest.importorskip("triton")
+
+from hush.clipping.clips import FlatClip
+from hush.plan import Plan
+from hush.private import Private
+from hush.randomness.gaussian_samples import fill_normals
+from hush.sampling.lots import PoissonLots
+
+
+@pytest.fixture
+def studio(monkeypatch: pytest.MonkeyPatch) -> Studio | None:
+    return None if ON_GPU else play_graphs_on_cpu(monkeypatch)
+
+
+def trouble(run: Run) -> None:
+    """Lots that are begun again, given up, and left without a batch."""
+    for lot in run.private.lots():
+        if lot.step % 3 == 0:
+            run.batches(lot)
+            run.private.restart()
+        if lot.step == 4:
+            run.batches(lot)
+        if lot.step in (4, 7):
+            run.private.abandon()
+            continue
+        if lot.step != 9:
+            run.batches(lot)
+        run.step()
+
+
+def test_lots_that_are_begun_again_given_up_or_left_empty(studio: Studio | None) -> None:
+    captured, plain = Run(captured=True, steps=14), Run(captured=False, steps=14)
+    trouble(captured)
+    trouble(plain)
+    assert_same(captured, plain)
+    assert fresh_noise(captured) and len(captured.gradients) == 12
+
+
+def test_parameters_that_change_under_a_batch_are_refused(studio: Studio | None) -> None:
+    for how, noise in (("value", 1.0), ("storage", 1.0), ("value", 0.0)):  # without noise there is no captured update
+        run = Run(captured=True, noise_multiplier=noise)
+        with pytest.raises(RuntimeError, match="were changed between the batch and"):
+            for lot in run.private.lots():
+                run.batches(lot)
+                if lot.step == 4:
+                    first = next(run.model.parameters())
+                    if how == "value":
+                        with torch.no_grad():
+                            first.mul_(2)
+                    else:
+                        first.data = first.data.clone()
+                run.step()
+        with pytest.raises(RuntimeError, match="were changed between the batch and"):
+            run.step()  # again: an older sum must not be released in its place
+        run.private.restart()
+        run.batches(run.private._open_lot("test"))
+        run.step()
+        assert run.private.steps_done == 5 and fresh_noise(run)
+
+
+def test_noise_is_never_used_twice_when_a_replay_fails(studio: Studio | None, monkeypatch: pytest.MonkeyPatch) -> None:
+    from hush.captured import cuda_graphs as graphs
+
+    run, failed = Run(captured=True, steps=12), []
+    kind = graphs.Recording if studio is None else type(studio.record(lambda: None)[0])
+    replay = kind.replay
+    for lot in run.private.lots():
+        run.batches(lot)
+        if lot.step in (5, 8):
+            monkeypatch.setattr(kind, "replay", lambda self: failed.append(self) or 1 / 0)
+            with pytest.raises(ZeroDivisionError):
+                run.step()
+            monkeypatch.setattr(kind, "replay", replay)
+            assert run.private.steps_done == lot.step + 1, "its noise may have been used"
+        else:
+            run.step()
+    plain = Run(captured=False, steps=12)
+    for lot in plain.private.lots():
+        if lot.step in (5, 8):
+            plain.private.abandon()
+        else:
+            plain.batches(lot)
+            plain.step()
+    assert len(failed) == 2
+    assert_same(run, plain)
+
+
+def test_what_cannot_be_captured_goes_on_without(studio: Studio | None, monkeypatch: pytest.MonkeyPatch) -> None:
+    from hush.captured import cuda_graphs as graphs
+
+    run, real = Run(captured=True, kind="plain"), graphs.record
+
+    def refusing(function: Callable[[], Any], *, beside: Any = None) -> Any:
+        if beside is not None:
+            real(function, beside=beside)
+            raise torch.OutOfMemoryError("no memory for the whole step")
+        return real(function)
+
+    monkeypatch.setattr(graphs, "record", refusing)
+    with pytest.warns(RuntimeWarning, match="not captured, and goes on without: no memory for the whole step"):
+        run.train()
+    assert_same(run, Run(captured=False, kind="plain").train())
+
+
+def test_large_regions_take_two_launches(studio: Studio | None, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("hush.captured.step._WHOLE_BELOW", 0)
+    captured = Run(captured=True).train()
+    assert_same(captured, Run(captured=False).train())
+    if studio is not None:
+        assert studio.replays == [8, 6]
+
+
+def test_a_mask_that_the_user_wrote_into_counts_and_padding_never_does(studio: Studio | None) -> None:
+    def masked(captured: bool, passed: bool, lots: PoissonLots) -> Run:
+        run = Run(captured=captured, kind="plain", lots=lots)
+        for lot in run.private.lots():
+            for index, mask in lot.batches(run.size, pad=True):
+                rows = run.x[index.to(DEVICE)], run.y[index.to(DEVICE)]
+                if lot.step % 3:
+                    mask[:] = index % 3 != lot.step % 3  # padding is example 0: it would count now and then
+                given = mask if passed else None
+                if captured:
+                    run.run(*rows, mask=given)
+                else:
+                    run.private.backward(run.losses(*rows), given)
+            run.step()
+        return run
+
+    def oracle(lots: PoissonLots) -> Run:
+        run = Run(captured=False, kind="plain", lots=lots)
+        for lot in run.private.lots():
+            for index in lot.batches(run.size):
+                keep = (index % 3 != lot.step % 3) | (lot.step % 3 == 0)
+                run.private.backward(run.losses(run.x[index.to(DEVICE)], run.y[index.to(DEVICE)]), keep)
+            run.step()
+        return run
+
+    for lots in (PoissonLots(N, 20), PoissonLots(N, N)):
+        for captured, passed in product((False, True), (False, True)):
+            found = masked(captured, passed, lots)
+            for one, other in zip(found.gradients, oracle(lots).gradients, strict=True):
+                torch.testing.assert_close(one, other, rtol=1e-5, atol=1e-6)
+
+
+def test_the_order_of_named_parts_is_seen(studio: Studio | None) -> None:
+    torch.manual_seed(0)
+    model = nn.Linear(6, 1).to(DEVICE)
+    plan = Plan(lots=PoissonLots(N, N), steps=6, clip=FlatClip(1.0), noise_multiplier=1e-3)
+    parts = {"up": torch.randn(N, 6, device=DEVICE), "down": torch.randn(N, 6, device=DEVICE)}
+
+    def gradients(captured: bool) -> list[Tensor]:
+        def losses_of(batch: dict[str, Tensor]) -> Tensor:
+            return (2 * model(batch["up"]) - model(batch["down"])).square().squeeze(1)
+
+        private, found = Private(model, plan, seed=0, selfcheck=False), []
+        run, optimizer = private.capture(losses_of), torch.optim.SGD(model.parameters(), lr=0.0)
+        for lot in private.lots():
+            names = ("up", "down") if lot.step % 2 else ("down", "up")
+            batch = {name: parts[name] for name in names}
+            for _, mask in lot.batches(N, pad=True):
+                if captured:
+                    run(batch, mask=mask)
+                else:
+                    private.backward(losses_of(batch), mask)
+            private.step(optimizer)
+            found += [p.grad.clone() for p in model.parameters() if p.grad is not None]
+        return found
+
+    for one, other in zip(gradients(True), gradients(False), strict=True):
+        torch.testing.assert_close(one, other)
+
+
+def test_a_batch_can_be_computed_before_its_step(studio: Studio | None) -> None:
+    run = Run(captured=True)
+    for lot in run.private.lots():
+        run.batches(lot)
+        if lot.step in (1, 6):
+            run.run.finish()
+        run.step()
+    assert_same(run, Run(captured=False).train())
+
+
+class Counting(nn.Module):
+    """Writes into a buffer in every forward pass."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("calls", torch.zeros(1))
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.calls += 1
+        return x
+
+
+def test_a_forward_pass_that_was_refused_is_not_replayed(studio: Studio | None) -> None:
+    model = nn.Sequential(nn.Linear(6, 3), Counting()).to(DEVICE)
+    plan = Plan(lots=PoissonLots(N, N), steps=4, clip=FlatClip(1.0), noise_multiplier=1.0)
+    private = Private(model, plan, seed=0, selfcheck=False)
+    run = private.capture(lambda x: model(x).square().sum(1))
+    lot = next(private.lots())
+    for _ in range(3):
+        for _ in lot.batches(N, pad=True):
+            with pytest.raises(RuntimeError, match=r"buffer '1.calls' of Counting was changed"):
+                run(torch.randn(N, 6, device=DEVICE))
+        private.restart()
+        private._guard.begin_lot()
+
+
+def test_a_captured_step_uses_its_noise_up(studio: Studio | None) -> None:
+    run = Run(captured=True).train()
+    with pytest.raises(RuntimeError, match="noise for step 7 was asked for after that of step 7"):
+        run.private._releaser._normals.begin(7)
+
+
+def test_a_new_key_is_used_from_the_next_step_on(studio: Studio | None) -> None:
+    run, old = Run(captured=True, kind="plain", seed=None, steps=9, noise_multiplier=1e5), b""
+    for lot in run.private.lots():
+        run.batches(lot)
+        run.step()
+        subkey = run.private._releaser._normals.subkey()
+        numbers = np.empty(run.gradients[-1].numel(), np.float32)
+        fill_normals(numbers, subkey, lot.step)
+        torch.testing.assert_close(run.gradients[-1].cpu(), torch.from_numpy(numbers) * 1e5 / 20, rtol=1e-2, atol=10.0)
+        if lot.step == 5:
+            run.private.load_state_dict(run.private.state_dict())
+            old = subkey
+    assert subkey != old
+
+
+def test_a_forked_process_does_not_replay_the_key_of_its_parent(
+    studio: Studio | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = Run(captured=True, kind="plain", seed=None, steps=9, noise_multiplier=1e5)
+    subkeys = set()
+    for lot in run.private.lots():
+        run.batches(lot)
+        if lot.step == 5:
+            monkeypatch.setattr("hush.randomness.streams._Process.token", object())  # what a fork does in the child
+        run.step()
+        subkeys.add(run.private._releaser._normals.subkey())
+        numbers = np.empty(run.gradients[-1].numel(), np.float32)
+        fill_normals(numbers, run.private._releaser._normals.subkey(), lot.step)
+        torch.testing.assert_close(run.gradients[-1].cpu(), torch.from_numpy(numbers) * 1e5 / 20, rtol=1e-2, atol=10.0)
+    assert len(subkeys) == 2
+
+
+def test_a_larger_slack_counts_from_the_next_step_on(studio: Studio | None) -> None:
+    def more_slack(run: Run, step: int) -> None:
+        run.private._sum.slack = 0.5 if step < 7 else float("inf")
+
+    captured, plain = Run(captured=True, steps=8).train(more_slack), Run(captured=False, steps=8).train(more_slack)
+    assert_same(captured, plain)
+    with pytest.raises(ValueError, match="a bound must be a finite number"):
+        Run(captured=True, steps=9).train(more_slack)
+
+
+def test_a_batch_that_asks_for_gradients_is_not_captured(studio: Studio | None) -> None:
+    run = Run(captured=True, steps=5)
+    run.x.requires_grad_()
+    assert_same(run.train(), Run(captured=False, steps=5).train())
+    assert studio is None or studio.recordings == []
+
+
+def test_nothing_stays_in_the_gradients_when_a_capture_is_interrupted(
+    studio: Studio | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from hush.captured import cuda_graphs as graphs
+
+    run, real = Run(captured=True, kind="plain"), graphs.record
+
+    def interrupted(function: Callable[[], Any], *, beside: Any = None) -> Any:
+        found = real(function, beside=beside)
+        if beside is not None:
+            raise KeyboardInterrupt
+        return found
+
+    monkeypatch.setattr(graphs, "record", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        run.train()
+    assert len(run.gradients) == 1 and all(p.grad is None for p in run.model.parameters())

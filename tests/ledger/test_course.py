@@ -1,0 +1,306 @@
+"""Charges before use, one charge and one noise for each step whatever happens in the loop, and resuming."""
+
+import copy
+import math
+import os
+import random
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from hush.accounting import Budget, Gaussian, PoissonSampled, Shuffled, epsilon
+from hush.clipping.clips import FlatClip
+from hush.ledger import BudgetExhausted, Ledger, MemoryAccount
+from hush.ledger.course import Course
+from hush.plan import Plan
+from hush.private import Private
+from hush.sampling.lots import AllocatedLots, Lots, PoissonLots, ShuffledLots
+
+N, L = 30, 6
+torch.manual_seed(0)
+X = torch.randn(N, 4)
+POISSON = PoissonLots(N, L)
+KINDS = [POISSON, AllocatedLots(N, L), ShuffledLots(N, L)]
+
+
+def plan(**changes: Any) -> Plan:
+    return Plan(**({"lots": POISSON, "steps": 8, "clip": FlatClip(1.0), "noise_multiplier": 1.0} | changes))
+
+
+def network() -> nn.Linear:
+    torch.manual_seed(1)
+    return nn.Linear(4, 1)
+
+
+def losses_of(model: nn.Module, index: Tensor) -> Tensor:
+    return model(X[index]).square().squeeze(1)
+
+
+def train(private: Private, optimizer: torch.optim.Optimizer, steps: int = 10**9) -> None:
+    for lot in private.lots():
+        for index in lot.batches(4):
+            private.backward(losses_of(private.model, index))
+        private.step(optimizer)
+        if private.steps_done >= steps:
+            break
+
+
+def weights(model: nn.Module) -> Tensor:
+    return torch.cat([p.detach().flatten() for p in model.parameters()]).clone()
+
+
+# Charging --------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("lots", KINDS)
+def test_hazard_21_a_unit_is_on_record_before_it_is_handed_out(lots: Lots) -> None:
+    log: list[str] = []
+
+    class Spy(MemoryAccount):
+        def reserve(self, units: int) -> None:
+            log.append(f"reserve {units}")
+            super().reserve(units)
+
+    course_plan = plan(lots=lots, steps=12)
+    course = Course(course_plan, Spy(units=course_plan.units), seed=0)
+    drawn = course._lots_of
+    course._lots_of = lambda unit: log.append(f"take {unit}") or drawn(unit)  # type: ignore[method-assign, func-returns-value]
+    for _ in range(12):
+        course.next_lot()
+        course.step += 1
+    units = -(-12 // lots.steps_per_unit)
+    assert log == [entry for unit in range(units) for entry in (f"reserve {unit + 1}", f"take {unit}")]
+
+
+def indices(course: Course, steps: int) -> list[list[int]]:
+    found = []
+    for _ in range(steps):
+        found.append(course.next_lot().indices.tolist())
+        course.step += 1
+    return found
+
+
+@pytest.mark.parametrize("lots", [*KINDS, PoissonLots(10**6, 600)])
+def test_hazard_22_a_run_that_resumes_inside_a_draw_gets_the_lots_it_would_have_had(lots: Lots) -> None:
+    made = plan(lots=lots, steps=400)
+    whole = indices(Course(made, None, seed=5), 300)
+    assert len({tuple(lot) for lot in whole}) > 250, "draws differ from each other"
+    for stop in (1, 108, 109, 127, 128, 200):
+        first, second = Course(made, None, seed=5), Course(made, None, seed=5)
+        assert indices(first, stop) == whole[:stop]
+        second.load_state_dict(first.state_dict())
+        assert indices(second, 300 - stop) == whole[stop:]
+
+
+def test_lots_that_were_drawn_ahead_are_not_used_again_without_a_seed() -> None:
+    made = plan(lots=PoissonLots(10**6, 600), steps=400)
+    first = Course(made, None, seed=None)
+    indices(first, 3)
+    state, ahead = first.state_dict(), indices(first, 5)
+    for other in (Course(made, None, seed=None), first):
+        other.load_state_dict(state)
+        assert not set(map(tuple, indices(other, 5))) & set(map(tuple, ahead))
+
+
+@pytest.mark.parametrize("lots", [PoissonLots(10**6, 600), AllocatedLots(6000, 60), ShuffledLots(6000, 60)])
+def test_a_forked_child_draws_lots_of_its_own(lots: Lots, monkeypatch: pytest.MonkeyPatch) -> None:
+    made = plan(lots=lots, steps=400)
+    course = Course(made, None, seed=None)
+    indices(course, 3)
+    parent = copy.copy(course)
+    parent._unit = list(course._unit)
+    charged, ahead = course.charged, indices(parent, 5)
+    process = os.getpid()
+    monkeypatch.setattr(os, "getpid", lambda: process + 1)
+    assert not set(map(tuple, indices(course, 5))) & set(map(tuple, ahead))
+    assert course.charged == charged + (5 if lots.steps_per_unit == 1 else 1), "a begun epoch is given up"
+
+
+def test_an_exhausted_account_hands_out_nothing() -> None:
+    one = plan(steps=8)
+    account = MemoryAccount(units=one.units, spent=5)
+    private = Private(network(), one, account, seed=0)
+    with pytest.raises(BudgetExhausted):
+        train(private, torch.optim.SGD(private.model.parameters(), lr=0.1))
+    assert private.steps_done == 3 and account.reserved == 8
+
+
+def test_spent_follows_the_lots_and_the_plan_bounds_it() -> None:
+    private = Private(network(), plan(spent=Gaussian(5.0)), seed=0)
+    optimizer = torch.optim.SGD(private.model.parameters(), lr=0.1)
+    assert private.spent(delta=1e-5) == epsilon(Gaussian(5.0) * 1, delta=1e-5)
+    for lot in private.lots():
+        done = lot.step + 1
+        expected = epsilon(PoissonSampled(0.2, Gaussian(1.0)) * done + Gaussian(5.0), delta=1e-5)
+        if done in (1, 5, 8):
+            assert private.spent(delta=1e-5) == expected, "charged before the lot is used"
+        private.step(optimizer)
+    assert private.spent(delta=1e-5) == private.plan.epsilon(delta=1e-5)
+
+
+def test_a_ledger_by_path_by_object_and_by_account(tmp_path: Path) -> None:
+    made = plan(budget=Budget(epsilon=20.0, delta=1e-5), lots=ShuffledLots(N, L), steps=7)
+    for ledger in (tmp_path / "a.hush", str(tmp_path / "b.hush"), Ledger(tmp_path / "c.hush")):
+        private = Private(network(), made, ledger)
+        train(private, torch.optim.SGD(private.model.parameters(), lr=0.1))
+        private.detach()
+        private.detach()
+        (page,) = (ledger if isinstance(ledger, Ledger) else Ledger(ledger)).pages()
+        assert page.closed and page.spent == 2 and page.event(page.spent) == Shuffled(5, Gaussian(1.0)) * 2
+        assert page.budget == Budget(epsilon=20.0, delta=1e-5)
+        with pytest.raises(RuntimeError, match="ended by detach"):
+            list(Private.lots(private)) if private.steps_done < 7 else next(iter(_again(private)))
+    book = Ledger(tmp_path / "d.hush")
+    account = book.open_account("mine", budget=made.budget, units=made.units)
+    assert Private(network(), made, account).account is account
+    with pytest.raises(ValueError, match="account holds 2 units and the plan 8"):
+        Private(network(), plan(), account)
+
+
+def _again(private: Private) -> Any:
+    private._course.step = 0
+    return private.lots()
+
+
+def test_a_plan_made_for_no_budget_takes_what_it_costs(tmp_path: Path) -> None:
+    private = Private(network(), plan(), tmp_path / "x.hush")
+    (page,) = Ledger(tmp_path / "x.hush").pages()
+    assert page.budget is not None and page.budget.delta == 1e-5
+    assert page.budget.epsilon == plan().epsilon(delta=1e-5).upper
+    private.detach()
+
+
+def test_runs_without_noise_are_not_charged_and_say_so(tmp_path: Path) -> None:
+    bare = plan(noise_multiplier=0.0)
+    private = Private(network(), bare)
+    assert not private.private and private.account is None
+    train(private, torch.optim.SGD(private.model.parameters(), lr=0.1))
+    assert private.spent(delta=1e-5).upper == math.inf
+    with pytest.raises(ValueError, match="NOT PRIVATE"):
+        Private(network(), bare, tmp_path / "x.hush")
+    assert not (tmp_path / "x.hush").exists()
+    assert not Private(network(), plan(), seed=0).private
+    assert Private(network(), plan()).private
+    with pytest.raises(ValueError, match="is infinite"):
+        Private(network(), plan(clip=FlatClip(math.inf)))
+
+
+# Whatever happens in the loop ------------------------------------------------------------------------------------
+
+
+def test_hazard_20_a_forgotten_step_is_an_error() -> None:
+    private = Private(network(), plan(), seed=0)
+    optimizer = torch.optim.SGD(private.model.parameters(), lr=0.1)
+    with pytest.raises(RuntimeError, match="lot 0 was charged but not used"):
+        for lot in private.lots():
+            for index in lot.batches(4):
+                private.backward(losses_of(private.model, index))
+    with pytest.raises(RuntimeError, match="lot 0 was charged but not used"):
+        next(private.lots())
+    private.step(optimizer)
+    with pytest.raises(RuntimeError, match="step needs an open lot"):
+        private.step(optimizer)
+    with pytest.raises(RuntimeError, match="backward needs an open lot"):
+        private.backward(losses_of(private.model, torch.arange(3)))
+
+
+class Oops(Exception):
+    pass
+
+
+@pytest.mark.parametrize("seed", range(12))
+def test_hazard_20_every_update_has_one_charge_and_one_noise(seed: int) -> None:
+    """Exceptions, continue, break and second generators at random points of the loop."""
+    chance = random.Random(seed)
+    model = network()
+    account = MemoryAccount(units=plan(steps=25).units)
+    private = Private(
+        model, plan(steps=25, noise_multiplier=100.0), MemoryAccount(units=plan(steps=25).units), seed=seed
+    )
+    private._course.account = account
+    updates, charged_at_update, seen_noise = 0, [], []
+
+    class Counting(torch.optim.SGD):
+        def step(self, closure: Any = None) -> Any:  # type: ignore[override]
+            nonlocal updates
+            updates += 1
+            charged_at_update.append(account.reserved)
+            seen_noise.append(torch.cat([p.grad.flatten() for p in model.parameters() if p.grad is not None]))
+            if chance.random() < 0.1:
+                raise Oops
+            return super().step(closure)
+
+    optimizer = Counting(model.parameters(), lr=1e-3)
+    trouble = lambda: chance.random() < 0.1  # noqa: E731
+    while private.steps_done < 25:
+        try:
+            for lot in private.lots():
+                for index in lot.batches(4):
+                    if trouble():
+                        raise Oops
+                    if trouble():
+                        continue
+                    losses = losses_of(model, index)
+                    if trouble():
+                        raise Oops
+                    private.backward(losses)
+                if trouble():
+                    continue
+                if trouble():
+                    break
+                private.step(optimizer)
+        except Oops:
+            pass
+        except RuntimeError as error:
+            assert "charged but not used" in str(error)
+        if private._lot is not None:
+            private.abandon() if chance.random() < 0.5 else _finish(private, optimizer)
+    assert len(set(charged_at_update)) == updates <= account.reserved == 25
+    for a, noise in enumerate(seen_noise):
+        assert noise.std() > 1.0, "sigma 100, C 1, L 6"
+        assert all(not torch.equal(noise, other) for other in seen_noise[:a])
+
+
+def _finish(private: Private, optimizer: torch.optim.Optimizer) -> None:
+    try:
+        private.step(optimizer)
+    except Oops:
+        assert private._lot is None, "the lot is done even if the optimizer failed"
+
+
+def test_hazard_19_an_example_is_used_once_in_a_step() -> None:
+    model = network()
+    private = Private(model, plan(lots=PoissonLots(N, N), noise_multiplier=0.0), seed=0)
+    for lot in private.lots():
+        for index in lot.batches(10):
+            with pytest.raises(ValueError, match=r"shape \(10,\).* got \(5,\)"):
+                private.backward(losses_of(model, index[:5]))
+            private.backward(losses_of(model, index))
+            with pytest.raises(RuntimeError, match="would count its examples twice"):
+                private.backward(losses_of(model, index))
+        with pytest.raises(RuntimeError, match="would count its examples twice"):
+            private.backward(losses_of(model, torch.arange(10)))
+        with pytest.raises(RuntimeError, match="already handed out"):
+            lot.batches(10)
+        private.abandon()
+        break
+
+
+def test_restart_forgets_what_was_added() -> None:
+    results = []
+    for again in (False, True):
+        model = network()
+        private = Private(model, plan(steps=3), seed=0)
+        for lot in private.lots():
+            if again:
+                for index in lot.batches(2):
+                    private.backward(losses_of(model, index))
+                private.restart()
+            for index in lot.batches(4):
+                private.backward(losses_of(model, index))
+            private.step(torch.optim.SGD(model.parameters(), lr=0.1))
+        results.append(weights(model))
+    assert torch.equal(*results)

@@ -1,0 +1,141 @@
+"""Indices become batches of the data's own structure; whatever brings its own order is refused by name."""
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from torch.utils.data import (
+    BatchSampler,
+    DataLoader,
+    Dataset,
+    IterableDataset,
+    RandomSampler,
+    SequentialSampler,
+    SubsetRandomSampler,
+    TensorDataset,
+    WeightedRandomSampler,
+)
+
+from hush.sampling.loader import Loader
+from hush.sampling.lots import Lot
+
+X, Y = torch.arange(40.0).view(20, 2), torch.arange(20)
+INDICES = np.array([1, 4, 5, 11, 19])
+
+
+class Words(Dataset[dict[str, object]]):
+    """A dataset of dicts with sequences of different lengths, so that the collate function matters."""
+
+    def __len__(self) -> int:
+        return 20
+
+    def __getitem__(self, i: int) -> dict[str, object]:
+        return {"tokens": torch.full((1 + i % 3,), i), "label": i}
+
+
+def pad_words(examples: list[dict[str, object]]) -> dict[str, torch.Tensor]:
+    tokens = torch.nn.utils.rnn.pad_sequence([e["tokens"] for e in examples], batch_first=True)  # type: ignore[misc]
+    return {"tokens": tokens, "label": torch.tensor([e["label"] for e in examples])}
+
+
+class Squares(Dataset[tuple[torch.Tensor, int]]):
+    def __len__(self) -> int:
+        return 20
+
+    def __getitem__(self, i: int) -> tuple[torch.Tensor, int]:
+        return X[i], i
+
+
+def memory_map(folder: Path) -> np.ndarray:
+    path = folder / "x.npy"
+    np.save(path, X.numpy())
+    return np.load(path, mmap_mode="r")
+
+
+def test_tuples_dicts_and_single_arrays_keep_their_structure(tmp_path: Path) -> None:
+    for x in (X, X.numpy(), memory_map(tmp_path)):
+        batches = list(Loader((x, Y.numpy())).batches(Lot(0, INDICES), 2))
+        assert [len(b[0]) for b in batches] == [2, 2, 1]
+        assert torch.equal(torch.cat([b[0] for b in batches]), X[INDICES])
+        assert torch.equal(torch.cat([b[1] for b in batches]), Y[INDICES])
+    (batch,) = Loader({"x": X, "y": Y}).batches(Lot(0, INDICES), 5)
+    assert torch.equal(batch["x"], X[INDICES]) and torch.equal(batch["y"], Y[INDICES])
+    (alone,) = Loader(X).batches(Lot(0, INDICES), 5)
+    assert torch.equal(alone, X[INDICES])
+    (pair,) = Loader(TensorDataset(X, Y)).batches(Lot(0, INDICES), 5)
+    assert torch.equal(pair[1], Y[INDICES])
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_datasets_are_collated_in_the_order_of_the_lot(workers: int) -> None:
+    loader = Loader(Words(), collate=pad_words, workers=workers)
+    for step in range(3):  # the same processes serve one lot after another
+        lot = Lot(step, INDICES + step - 1)
+        seen = list(loader.batches(lot, 2))
+        assert torch.cat([b["label"] for b in seen]).tolist() == (INDICES + step - 1).tolist()
+    assert list(loader.batches(Lot(3, INDICES[:0]), 2)) == []
+    for batch in loader.batches(Lot(4, INDICES), 2):  # a loop left early leaves nothing behind for the next lot
+        assert batch["label"].tolist() == [1, 4]
+        break
+    assert [b["label"].tolist() for b in loader.batches(Lot(5, INDICES[2:]), 3)] == [[5, 11, 19]]
+
+
+def test_padding_has_fixed_shape_and_spills() -> None:
+    for loader in (Loader((X, Y)), Loader(Squares())):
+        seen = list(loader.padded(Lot(0, INDICES), 4))
+        assert [batch.mask.tolist() for batch in seen] == [[True] * 4, [True, False, False, False]]
+        assert all(data[0].shape == (4, 2) for data, _ in seen)
+        assert torch.cat([data[1][mask] for data, mask in seen]).tolist() == INDICES.tolist()
+        assert list(loader.padded(Lot(0, INDICES[:0]), 4)) == []
+    words = Loader([{"text": "a"}, {"text": "b"}])
+    with pytest.raises(TypeError, match="padding needs batches of tensors with 2 rows each, got str"):
+        list(words.padded(Lot(0, np.array([0, 1])), 4))
+
+
+def test_hazard_19_a_loader_hands_out_a_lot_once() -> None:
+    lot = Lot(3, INDICES)
+    list(Loader(X).batches(lot, 2))
+    with pytest.raises(RuntimeError, match="lot 3 were already handed out"):
+        Loader(X).batches(lot, 2)
+
+
+DATA = TensorDataset(X, Y)
+
+
+@pytest.mark.parametrize(
+    ("loader", "named"),
+    [
+        (DataLoader(DATA, batch_size=4, shuffle=True), "RandomSampler"),
+        (DataLoader(DATA, batch_size=4), "BatchSampler"),
+        (DataLoader(DATA, batch_size=4, drop_last=True), "drop_last=True"),
+        (DataLoader(DATA, sampler=WeightedRandomSampler([1.0] * 20, 20)), "WeightedRandomSampler"),
+        (DataLoader(DATA, sampler=SubsetRandomSampler([1, 2])), "SubsetRandomSampler"),
+        (DataLoader(DATA, batch_sampler=BatchSampler(RandomSampler(DATA), 4, True)), "RandomSampler"),
+        (DataLoader(DATA, batch_size=None), "Sampler"),
+    ],
+)
+def test_hazard_04_foreign_samplers_are_refused_by_name(loader: DataLoader, named: str) -> None:
+    with pytest.raises(TypeError, match=named) as error:
+        Loader(loader)
+    assert "ShuffledLots" in str(error.value) and "dataloader.dataset" in str(error.value)
+
+
+def test_hazard_04_samplers_and_streams_are_refused_by_name() -> None:
+    class Stream(IterableDataset[int]):
+        def __iter__(self) -> Iterator[int]:
+            return iter(range(3))
+
+    with pytest.raises(TypeError, match="SequentialSampler"):
+        Loader(SequentialSampler(DATA))
+    with pytest.raises(TypeError, match="Stream, which chooses its own order"):
+        Loader(Stream())
+    with pytest.raises(TypeError, match="generator"):
+        Loader(x for x in range(3))
+    with pytest.raises(TypeError, match="got set"):
+        Loader({1, 2})
+    with pytest.raises(ValueError, match=r"lengths \[3, 20\]"):
+        Loader((X, Y[:3]))
+    with pytest.raises(ValueError, match="collate and workers are for datasets"):
+        Loader(X, workers=2)

@@ -1,0 +1,125 @@
+"""When fit lets the compiler in: long runs on a GPU, decided by the plan and the time of a batch, and never in the way.
+
+The device is played: captures are noted, and the run itself goes on as on any device.
+"""
+
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+from training.test_fit import blobs, network
+
+from hush.clipping.clips import FlatClip
+from hush.plan import Plan
+from hush.private import Private
+from hush.sampling.loader import Loader
+from hush.sampling.lots import PoissonLots
+from hush.training.compiling import Trial
+from hush.training.physical_batches import LotRunner
+
+GPU = torch.device("cuda")
+
+
+class Watched:
+    """A run of which we know which captures it was asked for; compiled ones can be made to fail."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, *, batch_seconds: float, steps: int = 1000) -> None:
+        self.asked: list[bool] = []
+        self.failure: Exception | None = None
+        self.batches = 0
+        model = network()
+        plan = Plan(lots=PoissonLots(400, 40), steps=steps, clip=FlatClip(1.0), noise_multiplier=1.0)
+        self.private = Private(model, plan, seed=0)
+        self.optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        self.losses_of = lambda x, y: F.cross_entropy(model(x), y, reduction="none")
+        capture, clock = self.private.capture, [0.0]
+
+        def watched(losses_of: Any, *, copies: int = 1, compile: bool = False) -> Any:
+            self.asked.append(compile)
+            plain = capture(losses_of)
+
+            def run(*batch: Tensor) -> None:
+                self.batches += 1
+                clock[0] += batch_seconds
+                if compile and self.failure is not None:
+                    raise self.failure
+                plain(*batch)
+
+            run.finish = plain.finish  # type: ignore[attr-defined]
+            return run
+
+        monkeypatch.setattr(self.private, "capture", watched)
+        monkeypatch.setattr("hush.training.physical_batches.on_device", lambda data, device: data)
+        monkeypatch.setattr("hush.training.compiling.time.perf_counter", lambda: clock[0])
+        monkeypatch.setattr(torch.cuda, "synchronize", lambda device: None)
+
+    def train(self, steps: int, **settings: Any) -> LotRunner:
+        runner = LotRunner(
+            self.private,
+            Loader(blobs()),
+            self.losses_of,
+            **{"size": 80, "device": GPU, "padded": True, "compile": "auto"} | settings,
+        )
+        lots = self.private.lots()
+        for _ in range(steps):
+            runner(next(lots))
+            self.private.step(self.optimizer)
+        return runner
+
+
+def test_a_long_run_is_compiled_after_a_few_timed_batches(monkeypatch: pytest.MonkeyPatch) -> None:
+    run = Watched(monkeypatch, batch_seconds=0.2)  # 994 batches are left after the trial: 199 seconds
+    run.train(10)
+    assert run.asked == [False, True]
+
+
+def test_a_short_run_is_not(monkeypatch: pytest.MonkeyPatch) -> None:
+    run = Watched(monkeypatch, batch_seconds=0.17)
+    run.train(10)
+    assert run.asked == [False]
+
+
+def test_batches_of_a_lot_are_counted_as_planned(monkeypatch: pytest.MonkeyPatch) -> None:
+    run = Watched(monkeypatch, batch_seconds=0.05)
+    run.train(10, size=10)  # four batches for a lot of 40, whatever the lots really hold
+    assert run.asked == [False, True]
+
+
+@pytest.mark.parametrize("settings", [{"compile": False}, {"padded": False}, {"device": torch.device("cpu")}])
+def test_nothing_is_tried_where_nothing_is_captured(monkeypatch: pytest.MonkeyPatch, settings: dict[str, Any]) -> None:
+    run = Watched(monkeypatch, batch_seconds=100.0)
+    run.train(10, **settings)
+    assert run.asked == [False]
+
+
+def test_what_cannot_be_compiled_goes_on_captured_and_counts_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    run = Watched(monkeypatch, batch_seconds=1.0)
+    run.failure = NotImplementedError("an operator that the compiler does not know")
+    with pytest.warns(RuntimeWarning, match="goes on without: an operator"):
+        runner = run.train(10)
+    assert run.asked == [False, True, False] and runner.size == 80
+    assert run.batches == 11, "the lot that failed began again"
+    plain = Watched(monkeypatch, batch_seconds=1.0)
+    plain.train(10, compile=False)
+    for one, other in zip(run.private.model.parameters(), plain.private.model.parameters(), strict=True):
+        assert torch.equal(one, other)
+
+
+def test_compiling_that_was_asked_for_says_why_it_failed(monkeypatch: pytest.MonkeyPatch) -> None:
+    run = Watched(monkeypatch, batch_seconds=1.0)
+    run.failure = NotImplementedError("an operator that the compiler does not know")
+    with pytest.raises(NotImplementedError):
+        run.train(1, compile=True)
+
+
+def test_a_trial_leaves_the_captured_batch_out() -> None:
+    trial = Trial(torch.device("cpu"))
+    naps = iter([5.0, *[0.1] * 5])
+    with pytest.MonkeyPatch.context() as patch:
+        now = [0.0]
+        patch.setattr("hush.training.compiling.time.perf_counter", lambda: now[0])
+        while not trial.over:
+            trial(lambda: now.__setitem__(0, now[0] + next(naps)))
+    assert not trial.pays(batches_left=1700) and trial.pays(batches_left=1900)

@@ -1,0 +1,52 @@
+"""TensorBoard event files as TensorBoard itself reads them: the history of the run, in any order of crashes."""
+
+import math
+import sys
+from pathlib import Path
+
+import pytest
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+from training.test_fit import blobs, run
+from training.test_resume import Crash, conduct, job
+
+from hush.training import HeldOut, train
+
+
+def read(folder: Path) -> dict[str, list[tuple[int, float]]]:
+    """Step and value of every scalar in a folder of event files."""
+    events = EventAccumulator(str(folder))
+    events.Reload()
+    return {name: [(one.step, one.value) for one in events.Scalars(name)] for name in events.Tags()["scalars"]}
+
+
+def test_event_files_hold_the_history_and_nothing_else(tmp_path: Path) -> None:
+    held_out = HeldOut(data=blobs(100, seed=1), public=True)
+    result = run(tensorboard=True, out=tmp_path / "run", held_out=held_out)
+    found = read(tmp_path / "run" / "tensorboard")
+    assert set(found) == {"epsilon", "learning_rate", "accuracy"}, "nothing that was computed from training records"
+    for name, points in found.items():
+        assert [step for step, _ in points] == [0, 10, 20, 30]
+        for (_, value), entry in zip(points, result.history, strict=True):
+            assert math.isclose(value, entry[name], rel_tol=1e-6)
+
+
+def test_a_resumed_run_goes_on_in_the_same_folder(tmp_path: Path) -> None:
+    with pytest.raises(Crash):
+        train(job(crash_at=3), conduct(tmp_path / "run", tensorboard=True))
+    train(job(), conduct(tmp_path / "run", tensorboard=True, resume=True))
+    found = read(tmp_path / "run" / "tensorboard")
+    assert sorted({step for step, _ in found["epsilon"]}) == [0, 10, 20, 30, 40, 50]
+
+
+def test_diagnostics_are_written_only_where_they_were_asked_for(tmp_path: Path) -> None:
+    run(tensorboard=True, out=tmp_path / "run", unsafe_diagnostics=True)
+    assert {"unsafe_training_loss", "unsafe_clipped_share"} <= set(read(tmp_path / "run" / "tensorboard"))
+
+
+def test_it_is_refused_before_anything_is_charged(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(ValueError, match="give out=FOLDER"):
+        run(tensorboard=True)
+    monkeypatch.setitem(sys.modules, "torch.utils.tensorboard", None)
+    with pytest.raises(ValueError, match="not installed: pip install 'hush\\[tensorboard\\]'"):
+        run(tensorboard=True, out=tmp_path / "other")
+    assert not (tmp_path / "other").exists()
