@@ -7,12 +7,13 @@ charge, not trained on, and no guarantee covers them. The other 45,000 are train
 import argparse
 import json
 import time
-from collections.abc import Callable
+import traceback
 from pathlib import Path
 from typing import Any
 
+import cifar_private
 import torch
-from cifar_private import Pictures, Setting, accuracy, all_views, one_view, read, seeds, to_budget, train
+from cifar_private import Pictures, Setting, accuracy, all_views, one_view, read, seeds, to_budget
 from common import summary
 from heads import Features, Head, train_heads
 from torch import Tensor, nn
@@ -21,19 +22,21 @@ from torch.nn import functional as F
 from hush.recipes.features.pretrained import (
     CONVOLUTIONS,
     FOLDER,
+    colour_scattering,
     convolved,
     fixed_views,
     paper_network,
     pooled,
     residual_network,
+    standardised,
 )
-from hush.recipes.features.scattering import Scattering
 from hush.recipes.networks import scattering_head
 from hush.recipes.residual import ResidualNetwork
+from hush.training.augmentation import copies, random_crop, random_flip
 
 BUDGETS = {"public": (1.0, 2.0, 4.0, 8.0), "synthetic": (1.0, 3.0, 8.0), "scratch": (1.0, 2.0, 3.0, 4.0, 8.0)}
 EPOCHS = ((4096, 30), (8192, 45), (16384, 60))  # lots, and how long
-Keep = Callable[[str, dict[str, Any]], None]
+VIEWS = 4  # of a picture, cached: in the middle and in a corner, mirrored or not
 
 
 class Work:
@@ -43,7 +46,8 @@ class Work:
         self.few = 700 if args.quick else None
         self.pictures: Pictures = read(args.pictures, args.device, self.few)
         self.folder, self.quick, self.repetitions = args.weights, args.quick, args.repetitions
-        self.device, self.out = args.device, args.out
+        self.device, self.out, self.half = args.device, args.out, args.half
+        self.eager = False
         self.started, self.seconds = time.time(), 60 * args.minutes
         where = torch.cuda.get_device_name() if args.device.startswith("cuda") else "CPU"
         self.told: dict[str, Any] = {
@@ -63,19 +67,21 @@ class Work:
         (self.out / "cifar_best.json").write_text(json.dumps(self.told, indent=1) + "\n")
         print({key: value for key, value in row.items() if key != "tried"}, flush=True)
 
+    def train(self, model: nn.Module, setting: Setting, *args: Any, **more: Any) -> nn.Module:
+        """The model trained by the library; where a captured batch fails on this device, without capturing."""
+        before = {name: value.clone() for name, value in model.state_dict().items()}
+        if not self.eager:
+            try:
+                return cifar_private.train(model, setting, *args, **more)
+            except Exception as error:
+                self.keep({"what": "capturing failed, and the run goes on without", "error": repr(error)[:500]})
+                self.eager = True
+                model.load_state_dict(before)
+        return cifar_private.train(model, setting, *args, **more, captured=False)
+
     def lots(self) -> tuple[tuple[int, int], ...]:
         """Lot sizes with their epochs."""
         return ((64, 2),) if self.quick else EPOCHS
-
-
-def scattered(images: Tensor, *, batch: int = 500) -> Tensor:
-    """Colour scattering in half precision [N, 243, 8, 8], each picture by itself, its norm in 27 groups one."""
-    network = Scattering(32).to(images.device)
-    found = []
-    for part in images.split(batch):
-        maps = network((part.float() / 255).flatten(0, 1)).unflatten(0, (len(part), 3)).flatten(1, 2)
-        found.append(F.group_norm(maps, 27).half())
-    return torch.cat(found)
 
 
 def linear_rows(
@@ -90,7 +96,9 @@ def linear_rows(
     tried: list[dict[str, Any]] = []
     for lot, epochs in work.lots():
         plans = [
-            (eps, to_budget(epsilon=eps, lot_size=lot, epochs=epochs, examples=count, clip=clip, rate=rate, averaging=0.9))
+            (eps, to_budget(
+                epsilon=eps, lot_size=lot, epochs=epochs, examples=count, clip=clip, rate=rate, averaging=0.9
+            ))
             for eps in BUDGETS[tier] for clip in (0.3, 1.0) for rate in rates
         ]  # fmt: skip
         heads = [
@@ -110,7 +118,7 @@ def linear_rows(
             model = nn.Linear(train_x.shape[1], 10).to(train_x.device)
             nn.init.zeros_(model.weight), nn.init.zeros_(model.bias)
             x = train_x[:count, None]
-            model = train(model, setting, all_views(x, final.train_y), count, seed=seed)
+            model = work.train(model, setting, all_views(x, final.train_y), count, seed=seed)
             values.append(accuracy(model, test_x[:, None], final.test_y))
         others = [[row["accuracy there"], row["setting"].lot_size, row["setting"].clip.bound, row["setting"].rate]
                   for row in tried if row["epsilon"] == eps]  # fmt: skip
@@ -121,7 +129,7 @@ def linear_rows(
 
 
 def least_squares(work: Work, name: str, features: tuple[Tensor, Tensor], scale: float) -> None:
-    """The same features without privacy: ridge regression on the 45,000, its strength chosen on the records set aside."""
+    """The same features without privacy: ridge regression, its strength chosen on the records set aside."""
     train_x, test_x = (F.pad(x.float() * scale, (0, 1), value=1.0).double() for x in features)
     y, count = work.pictures.train_y, len(work.pictures.chosen_on().train_y)
     a, targets = train_x[:count], F.one_hot(y[:count], 10).double() - 0.1
@@ -153,7 +161,7 @@ def synthetic_linear(work: Work) -> None:
     seen = tuple(pooled(x, network, views=4, batch_size=500) for x in images)
     least_squares(work, "network of random pictures, frozen", seen, 3.0)
     linear_rows(work, "synthetic", "network of random pictures frozen, linear head", seen, 3.0, (0.5, 1.0, 2.0, 4.0))
-    maps = tuple(scattered(x).flatten(1) for x in images)
+    maps = tuple(colour_scattering(x).flatten(1) for x in images)
     joined = tuple(torch.cat([a.float() * 3.0, b.float() * 0.04], 1) for a, b in zip(seen, maps, strict=True))
     linear_rows(work, "synthetic", "the same beside colour scattering, linear head", joined, 1.0, (0.25, 0.5, 1.0, 2.0))
     linear_rows(work, "scratch", "colour scattering, linear head", maps, 0.04, (0.25, 0.5, 1.0, 2.0))
@@ -178,7 +186,7 @@ class Upper(nn.Module):
 
 def public_deeper(work: Work) -> None:
     """Tier public: the last stage trained privately too, on cached maps of some views, averaged before clipping."""
-    views = 2 if work.quick else 4
+    views = 2
     network = residual_network("backbone", folder=work.folder).to(work.device).bfloat16()
     lower = ResidualNetwork(widths=network.widths[:2], blocks=network.blocks[:2]).to(work.device).bfloat16()
     lower.first, lower.stages = network.first, network.stages[:2]
@@ -196,36 +204,74 @@ def public_deeper(work: Work) -> None:
     maps, test = below(work.pictures.train_x), below(work.pictures.test_x)
     count = len(work.pictures.chosen_on().train_y)
     y, test_y = work.pictures.train_y, work.pictures.test_y
-    took = 0.0
-    plans = [(8.0, 0.1, 0), (8.0, 0.03, 0), (4.0, None, 0), (2.0, None, 0), (1.0, None, 0)]
+    took, lot, epochs = 0.0, *((64, 2) if work.quick else (4096, 20))
     found: dict[float, float] = {}
-    lot, epochs = (64, 2) if work.quick else (4096, 20)
-    for eps, below_rate, frozen in plans:
-        if work.left < 1.2 * took:
+    plans = [(8.0, 0.1), (8.0, 0.3), (2.0, None), (4.0, None), (1.0, None), (8.0, 0.03)]
+    for eps, tried in plans:
+        if work.left < 1.1 * took + 5:
             work.keep({"what": f"deeper layers at epsilon {eps:g}: no time was left"})
             continue
         began = time.time()
-        share = below_rate or max(found, key=lambda key: found[key])
+        share = tried or max(found, key=lambda key: found[key])
         setting = to_budget(
             epsilon=eps, lot_size=lot, epochs=epochs, examples=count, clip=1.0, rate=1.0, averaging=0.9, views=views,
-            below=share,
+            below=share, half=work.half,
         )  # fmt: skip
-        model = Upper(residual_network("backbone", folder=work.folder), frozen_blocks=frozen).to(work.device)
-        batch = all_views(maps[:count], y[:count])
-        model = train(model, setting, batch, count, seed=2016, batch=32 if work.quick else 1056)
+        model = Upper(residual_network("backbone", folder=work.folder)).to(work.device)
+        model = work.train(
+            model, setting, all_views(maps[:count], y[:count]), count, seed=2016, batch=32 if work.quick else 1056
+        )
         aside = accuracy(model, maps[count:], y[count:])
-        if below_rate:
-            found[below_rate] = aside
+        if tried:
+            found[tried] = aside
         row = {"tier": "public", "what": "residual network, last stage trained too", "epsilon": eps, "seeds": 1}
         row |= {"accuracy set aside": aside, "mean": accuracy(model, test, test_y), "setting": setting.plain()}
         work.keep(row)
         took = time.time() - began
 
 
+def paper_all(work: Work) -> None:
+    """The paper's network, all layers trained privately from where CIFAR-100 left them, on fresh views."""
+    count, y, test_y = len(work.pictures.chosen_on().train_y), work.pictures.train_y, work.pictures.test_y
+    images, views = work.pictures.train_x, 2 if work.quick else 4
+    generator = torch.Generator(images.device).manual_seed(2016)
+
+    def fixed(x: Tensor) -> Tensor:
+        patches = fixed_views(x.float() / 255, 4)[..., 4:28, 4:28].flatten(0, 1)
+        return standardised(patches).unflatten(0, (len(x), 4))
+
+    def batch_of(index: Tensor) -> tuple[Tensor, Tensor]:
+        x = copies(images[index].float() / 255, views)
+        x = random_flip(random_crop(x, 24, generator=generator), generator=generator)
+        return standardised(x).unflatten(0, (len(index), views)), y[index]
+
+    aside, test = fixed(images[count:]), fixed(work.pictures.test_x)
+    lot, epochs, found, took = *((64, 2) if work.quick else (4096, 30)), {}, 0.0
+    for eps, tried in ((8.0, 0.5), (8.0, 1.0), (8.0, 0.25), (4.0, None), (2.0, None), (1.0, None)):
+        if work.left < 1.1 * took + 5:
+            work.keep({"what": f"all layers of the paper's network at epsilon {eps:g}: no time was left"})
+            continue
+        began = time.time()
+        rate = tried or max(found, key=lambda key: found[key])
+        setting = to_budget(
+            epsilon=eps, lot_size=lot, epochs=epochs, examples=count, clip=1.0, rate=rate, averaging=0.9, views=views
+        )
+        model = paper_network(folder=work.folder).to(work.device)
+        model = work.train(model, setting, batch_of, count, seed=2016, batch=32 if work.quick else 1056)
+        there = accuracy(model, aside, y[count:])
+        if tried:
+            found[tried] = there
+        row = {"tier": "public", "what": "the paper's network, all layers trained", "epsilon": eps, "seeds": 1}
+        work.keep(
+            row | {"accuracy set aside": there, "mean": accuracy(model, test, test_y), "setting": setting.plain()}
+        )
+        took = time.time() - began
+
+
 def paper_tuned(work: Work) -> None:
     """The paper's network, tuned: second fully connected layer and softmax, or all three, on cached convolutions."""
     network = paper_network(folder=work.folder).to(work.device)
-    x, test_x = (convolved(part, network, views=4) for part in (work.pictures.train_x, work.pictures.test_x))
+    x, test_x = (convolved(part, network, views=VIEWS) for part in (work.pictures.train_x, work.pictures.test_x))
     count, y, test_y = len(work.pictures.chosen_on().train_y), work.pictures.train_y, work.pictures.test_y
     lot, epochs = (64, 2) if work.quick else (8192, 60)
     for eps in BUDGETS["public"]:
@@ -236,14 +282,14 @@ def paper_tuned(work: Work) -> None:
             )
             model = paper_head(work.folder, depth).to(work.device)
             batch = one_view(x[:count], y[:count], torch.Generator(x.device).manual_seed(1))
-            model = train(model, setting, batch, count, seed=1)
+            model = work.train(model, setting, batch, count, seed=1)
             tried.append((accuracy(model, x[count:], y[count:]), depth, setting))
         there, depth, setting = max(tried, key=lambda row: row[0])
         values = []
         for seed in seeds(work.repetitions):
             model = paper_head(work.folder, depth).to(work.device)
             batch = one_view(x[:count], y[:count], torch.Generator(x.device).manual_seed(seed))
-            values.append(accuracy(train(model, setting, batch, count, seed=seed), test_x, test_y))
+            values.append(accuracy(work.train(model, setting, batch, count, seed=seed), test_x, test_y))
         row = {"tier": "public", "what": "the paper's network, convolutions frozen", "epsilon": eps}
         row |= {"layers trained": depth + 1, "accuracy set aside": there} | summary(values)
         row |= {"setting": setting.plain(), "tried": [[a, d + 1, s.rate] for a, d, s in tried]}
@@ -261,7 +307,7 @@ def paper_head(folder: Path, depth: int) -> nn.Sequential:
 def scratch_small(work: Work) -> None:
     """Tier scratch: two convolutions on colour scattering of the picture and its mirror image."""
     images = (work.pictures.train_x, work.pictures.test_x)
-    maps, test = (torch.stack([scattered(x), scattered(x.flip(3))], dim=1) for x in images)
+    maps, test = (torch.stack([colour_scattering(x), colour_scattering(x.flip(3))], dim=1) for x in images)
     count, y, test_y = len(work.pictures.chosen_on().train_y), work.pictures.train_y, work.pictures.test_y
     lot, epochs = (64, 2) if work.quick else (8192, 50)
     rates, found = (1.0, 2.0, 4.0), {}
@@ -273,7 +319,7 @@ def scratch_small(work: Work) -> None:
             torch.manual_seed(2016)
             model = scattering_head(channels=243, side=8, widths=(64, 64), groups=None).to(work.device)
             batch = all_views(maps[:count], y[:count])
-            model = train(model, setting, batch, count, seed=2016, batch=64 if work.quick else None)
+            model = work.train(model, setting, batch, count, seed=2016, batch=64 if work.quick else None)
             aside = accuracy(model, maps[count:], y[count:])
             if eps == 3.0:
                 found[rate] = aside
@@ -284,10 +330,11 @@ def scratch_small(work: Work) -> None:
 
 PARTS = {
     "linear": public_linear,
-    "deeper": public_deeper,
     "paper": paper_tuned,
-    "synthetic": synthetic_linear,
     "scratch": scratch_small,
+    "synthetic": synthetic_linear,
+    "all": paper_all,
+    "deeper": public_deeper,
 }
 
 
@@ -300,6 +347,7 @@ def main() -> None:
     parser.add_argument("--parts", default=",".join(PARTS))
     parser.add_argument("--repetitions", type=int, default=3)
     parser.add_argument("--minutes", type=float, default=600.0)
+    parser.add_argument("--half", action="store_true", help="deeper layers in bfloat16")
     parser.add_argument("--quick", action="store_true", help="shows that it runs, not what it finds")
     args = parser.parse_args()
     args.out.mkdir(parents=True, exist_ok=True)
@@ -311,7 +359,8 @@ def main() -> None:
         try:
             PARTS[name](work)
         except Exception as error:  # one part's trouble must not cost the others their machine
-            work.keep({"what": f"{name} failed", "error": repr(error)})
+            traceback.print_exc()
+            work.keep({"what": f"{name} failed", "error": repr(error)[:500]})
 
 
 if __name__ == "__main__":

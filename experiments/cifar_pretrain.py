@@ -26,7 +26,7 @@ from torch.nn import functional as F
 from hush.recipes import data
 from hush.recipes.features.pretrained import standardised
 from hush.recipes.networks import paper_cifar10
-from hush.recipes.residual import ResidualNetwork, folded, write_weights
+from hush.recipes.residual import ResidualNetwork
 from hush.training.augmentation import colour_jitter, flip_and_shift, paper_view, random_crop, resized_crop
 
 SEED, SIDE = 2016, 32
@@ -126,7 +126,8 @@ def train_paper(
     while schedule.goes_on():
         index = torch.randint(len(pictures.y), (size.paper_batch,), generator=generator, device=device)
         x, y = pictures.batch(index, generator)
-        hidden = network[:7](standardised(paper_view(x, generator=generator)).contiguous(memory_format=torch.channels_last))
+        x = standardised(paper_view(x, generator=generator)).contiguous(memory_format=torch.channels_last)
+        hidden = network[:7](x)
         for layer in network[7:]:
             hidden = layer(hidden)
             if isinstance(layer, nn.ReLU):
@@ -221,6 +222,28 @@ def probe(train_x: Tensor, train_y: Tensor, test_x: Tensor, test_y: Tensor) -> f
         answer = (b @ torch.linalg.solve(gram + eye, moment)).argmax(1)
         best = max(best, (answer == test_y).float().mean().item())
     return best
+
+
+def folded(trained: ResidualNetwork) -> ResidualNetwork:
+    """The same function as `trained` in eval mode, its batch norms taken into the convolutions."""
+    plain = ResidualNetwork(widths=trained.widths, blocks=trained.blocks)
+    with torch.no_grad():
+        for name, module in trained.named_modules():
+            if isinstance(module, nn.Sequential) and len(module) == 2 and isinstance(module[1], nn.BatchNorm2d):
+                layer, norm = module
+                place = plain.get_submodule(name)
+                scale = norm.weight / (norm.running_var + norm.eps).sqrt()
+                place.weight.copy_(layer.weight * scale[:, None, None, None])
+                place.bias.copy_(norm.bias - norm.running_mean * scale)
+    return plain.eval()
+
+
+def write_weights(model: nn.Module, path: str | Path) -> None:
+    """Keep a model's parameters in half precision, under their names."""
+    parts = {name: p.detach().float().cpu().numpy().astype(np.float16) for name, p in model.named_parameters()}
+    Path(path).parent.mkdir(parents=True, exist_ok=True)
+    with Path(path).open("wb") as file:
+        np.savez(file, **parts)
 
 
 def choose(pictures: Pictures, tested: slice, size: Size, *, minutes: float, steps: int | None) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""What the CIFAR-10 experiments share: the pictures, one private training by the library, its noise, and its accuracy."""
+"""What the CIFAR-10 experiments share: the pictures, a private training by the library, its noise, its accuracy."""
 
 import copy
 from collections.abc import Callable, Iterator
@@ -58,7 +58,7 @@ def read(path: Path | None, device: str, few: int | None = None) -> Pictures:
 
 @dataclass(frozen=True, kw_only=True)
 class Setting:
-    """One private training. The rate falls linearly to `fall` times its first value; `noise` is the joint multiplier."""
+    """One private training. The rate falls linearly to `fall` times its first value; `noise` is joint."""
 
     lot_size: int
     steps: int
@@ -70,6 +70,7 @@ class Setting:
     averaging: float = 0.0
     views: int = 1
     below: float = 1.0  # the rate of all layers but the last, as a share of its
+    half: bool = False  # the forward pass in bfloat16, where autocast does so
 
     def plain(self) -> dict[str, Any]:
         """As JSON values."""
@@ -94,6 +95,7 @@ def train(
     seed: int,
     batch: int | None = None,
     at: Callable[[int, nn.Module], None] | None = None,
+    captured: bool = True,
 ) -> nn.Module:
     """The model after Algorithm 1 by the library (`Private`), its parameters averaged if the setting says so.
 
@@ -109,14 +111,17 @@ def train(
     views = setting.views
 
     def losses_of(x: Tensor, y: Tensor) -> Tensor:
-        if views == 1:
-            return F.cross_entropy(model(x), y, reduction="none")
-        return F.cross_entropy(model(x.flatten(0, 1)), y.repeat_interleave(views), reduction="none")
+        with torch.autocast(device.type, dtype=torch.bfloat16, enabled=setting.half):
+            out = model(x if views == 1 else x.flatten(0, 1))
+        return F.cross_entropy(out.float(), y.repeat_interleave(views), reduction="none")
 
-    run = private.capture(losses_of, copies=views)
+    run = private.capture(losses_of, copies=views) if captured else None
     size = batch or -(-(setting.lot_size + 6 * int(setting.lot_size**0.5) + 8) // 8) * 8
     for step, lot in enumerate(private.lots(), 1):
-        if device.type == "cuda":
+        if run is None:
+            for index in lot.batches(size):
+                private.backward(losses_of(*batch_of(index.to(device))), copies=views)
+        elif device.type == "cuda":
             for index, mask in lot.batches(size, pad=True):
                 run(*batch_of(index.to(device)), mask=mask.to(device))
         else:

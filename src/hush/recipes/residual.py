@@ -1,8 +1,8 @@
 """A residual network that is trained with batch norm on public pictures and used without: folded, it has none left.
 
 Batch norm mixes the examples of a batch, so a private model may not have it in training mode. With its statistics fixed
-it is a scale and a shift of each channel, which `folded` takes into the convolution before it: what remains is
-convolutions with biases, each example by itself.
+it is a scale and a shift of each channel, which experiments/cifar_pretrain.py takes into the convolution before it:
+what remains is convolutions with biases, each example by itself.
 """
 
 from collections.abc import Mapping
@@ -77,29 +77,7 @@ def convolution(before: int, after: int, size: int, *, stride: int = 1, batch_no
     return nn.Sequential(layer, nn.BatchNorm2d(after)) if batch_norm else layer
 
 
-def folded(trained: ResidualNetwork) -> ResidualNetwork:
-    """The same function as `trained` in eval mode, its batch norms taken into the convolutions."""
-    plain = ResidualNetwork(widths=trained.widths, blocks=trained.blocks)
-    with torch.no_grad():
-        for name, module in trained.named_modules():
-            if isinstance(module, nn.Sequential) and len(module) == 2 and isinstance(module[1], nn.BatchNorm2d):
-                layer, norm = module
-                place = plain.get_submodule(name)
-                scale = norm.weight / (norm.running_var + norm.eps).sqrt()
-                place.weight.copy_(layer.weight * scale[:, None, None, None])
-                place.bias.copy_(norm.bias - norm.running_mean * scale)
-    return plain.eval()
-
-
-def write_weights(model: nn.Module, path: str | Path) -> None:
-    """Keep a model's parameters in half precision, under their names."""
-    parts = {name: p.detach().float().cpu().numpy().astype(np.float16) for name, p in model.named_parameters()}
-    Path(path).parent.mkdir(parents=True, exist_ok=True)
-    with Path(path).open("wb") as file:
-        np.savez(file, **parts)
-
-
 def read_weights(path: str | Path) -> Mapping[str, Tensor]:
-    """The parameters that `write_weights` kept, in single precision."""
+    """Parameters that were kept in half precision under their names (experiments/cifar_pretrain.py), in single."""
     with np.load(path) as kept:
         return {name: torch.from_numpy(kept[name].astype(np.float32)) for name in kept.files}

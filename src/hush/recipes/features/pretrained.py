@@ -5,6 +5,7 @@ network of section 5.3 and "backbone" a residual one, both on CIFAR-100, which i
 random pictures alone. Every picture is read by itself, so that its features cost no privacy.
 """
 
+from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any
@@ -13,12 +14,11 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from hush.recipes.features.scattering import Scattering
 from hush.recipes.networks import paper_cifar10
 from hush.recipes.residual import ResidualNetwork, read_weights
 
 FOLDER = Path(__file__).parents[1] / "data" / "files" / "cifar"
-WIDTHS = {"backbone": (64, 128, 384), "drawn": (48, 96, 192)}
-BLOCKS = {"backbone": (3, 3, 2), "drawn": (2, 2, 2)}
 CONVOLUTIONS = 7  # of the paper's network: the layers up to and with Flatten
 Watch = Callable[[Sequence[Any]], Iterable[Any]]
 
@@ -34,9 +34,12 @@ def paper_network(*, folder: Path = FOLDER) -> nn.Sequential:
 
 
 def residual_network(name: str, *, folder: Path = FOLDER) -> ResidualNetwork:
-    """The network "backbone" or "drawn", norms folded in."""
-    network = ResidualNetwork(widths=WIDTHS[name], blocks=BLOCKS[name])
-    network.load_state_dict(dict(read_weights(folder / f"{name}.npz")))
+    """The network "backbone" or "drawn", norms folded in; its widths and blocks are those of the weights."""
+    kept = dict(read_weights(folder / f"{name}.npz"))
+    blocks = Counter(int(key.split(".")[1]) for key in kept if key.endswith("conv1.weight"))
+    widths = tuple(len(kept[f"stages.{stage}.0.conv1.weight"]) for stage in sorted(blocks))
+    network = ResidualNetwork(widths=widths, blocks=tuple(blocks[stage] for stage in sorted(blocks)))
+    network.load_state_dict(kept)
     return network.eval()
 
 
@@ -69,18 +72,22 @@ def standardised(images: Tensor) -> Tensor:
 
 
 @torch.no_grad()
-def convolved(images: Tensor, network: nn.Sequential, *, views: int = 1, batch_size: int = 500, watch: Watch = iter) -> Tensor:
+def convolved(
+    images: Tensor, network: nn.Sequential, *, views: int = 1, batch_size: int = 500, watch: Watch = iter
+) -> Tensor:
     """Pictures (uint8) -> [N, views, 2304] in half precision: the paper's convolutions of the 24 x 24 patches."""
     found = images.new_empty(len(images), views, 2304, dtype=torch.float16)
     for part, place in watch(list(zip(images.split(batch_size), found.split(batch_size), strict=True))):
         patches = fixed_views(part.float() / 255, views, shift=2)[..., 4:28, 4:28].flatten(0, 1)
-        maps = network[:CONVOLUTIONS](standardised(patches).to(network[0].weight.dtype))
+        maps = network[:CONVOLUTIONS](standardised(patches).to(next(network.parameters()).dtype))
         place.copy_(maps.unflatten(0, (len(part), views)))
     return found
 
 
 @torch.no_grad()
-def pooled(images: Tensor, network: ResidualNetwork, *, views: int = 2, batch_size: int = 250, watch: Watch = iter) -> Tensor:
+def pooled(
+    images: Tensor, network: ResidualNetwork, *, views: int = 2, batch_size: int = 250, watch: Watch = iter
+) -> Tensor:
     """Pictures (uint8) -> [N, D]: means and maxima of the last maps and means of the maps before, over some views.
 
     Each of the three is scaled to norm 1 in every view, and the mean over the views is taken.
@@ -95,4 +102,15 @@ def pooled(images: Tensor, network: ResidualNetwork, *, views: int = 2, batch_si
         parts = [last.mean(dim=(2, 3)), last.amax(dim=(2, 3)), before.mean(dim=(2, 3))]
         joined = torch.cat([F.normalize(one, dim=1) for one in parts], dim=1)
         place.copy_(joined.unflatten(0, (len(part), views)).mean(1))
+    return found
+
+
+@torch.no_grad()
+def colour_scattering(images: Tensor, *, batch_size: int = 250, watch: Watch = iter) -> Tensor:
+    """Pictures (uint8) -> [N, 243, 8, 8] in half precision: scattering of each colour, scaled in 27 groups of maps."""
+    network = Scattering(32).to(images.device)
+    found = torch.empty(len(images), 3 * network.channels, 8, 8, dtype=torch.float16, device=images.device)
+    for part, place in watch(list(zip(images.split(batch_size), found.split(batch_size), strict=True))):
+        maps = network((part.float() / 255).flatten(0, 1)).unflatten(0, (len(part), 3)).flatten(1, 2)
+        place.copy_(F.group_norm(maps, 27))
     return found
