@@ -32,7 +32,6 @@ def train(
     minutes: float,
     steps: int | None,
     batch: int,
-    seed: int,
 ) -> dict[str, Any]:
     """One cycle on fresh views; accuracy on the middle patches of the test set."""
     device, seed = pictures.train_x.device, 2016

@@ -11,10 +11,11 @@ from hush.commands.watching import watched
 from hush.pca import ProjectionLayer, dp_pca
 from hush.randomness.streams import Key
 from hush.recipes import data
+from hush.recipes.cifar import cifar10
 from hush.recipes.mnist import Recipe, recipe
 from hush.training import HeldOut, Job, Upfront
 
-TITLES = {"mnist": "MNIST", "fashion-mnist": "Fashion-MNIST"}
+TITLES = {"mnist": "MNIST", "fashion-mnist": "Fashion-MNIST", "cifar10": "CIFAR-10"}
 
 
 def recipe_job(
@@ -58,8 +59,8 @@ def recipe_job(
 
 
 def choose(name: str, *, model: str, epsilon: float, lot: int | None, epochs: int | None, clip: float | None) -> Recipe:
-    """The recipe for a data set and a budget, with what the caller wants otherwise."""
-    found = recipe(name, model=model, epsilon=epsilon)
+    """The recipe for a data set and a budget, with what the caller wants otherwise; CIFAR-10's models are its tiers."""
+    found = cifar10(model, epsilon=epsilon) if name == "cifar10" else recipe(name, model=model, epsilon=epsilon)
     return replace(
         found,
         lot_size=found.lot_size if lot is None else lot,

@@ -16,7 +16,7 @@ from hush.commands.own_job import load_job
 if TYPE_CHECKING:
     from hush.training import Job, Result
 
-RECIPES = ("mnist", "fashion-mnist")
+RECIPES = ("mnist", "fashion-mnist", "cifar10")
 
 
 def mount(app: typer.Typer) -> None:
@@ -25,10 +25,13 @@ def mount(app: typer.Typer) -> None:
 
 
 def train(
-    what: Annotated[str, typer.Argument(help="mnist, fashion-mnist, or path/to/script.py:function (module:function).")],
+    what: Annotated[
+        str, typer.Argument(help="mnist, fashion-mnist, cifar10, or path/to/script.py:function (module:function).")
+    ],
     epsilon: Annotated[float, typer.Option(help="Epsilon not to be exceeded.")] = 2.0,
     delta: Annotated[float, typer.Option(help="Delta not to be exceeded; well below 1 / records.")] = 1e-5,
-    model: Annotated[str, typer.Option(help="paper or best; for the data sets that have recipes.")] = "paper",
+    model: Annotated[str, typer.Option(help="paper or best; for mnist and fashion-mnist.")] = "paper",
+    tier: Annotated[str, typer.Option(help="What is public: public, synthetic or scratch; for cifar10.")] = "public",
     lot: Annotated[int | None, typer.Option(min=1, help="Expected lot size L.")] = None,
     epochs: Annotated[int | None, typer.Option(min=1, help="Epochs to plan for.")] = None,
     clip: Annotated[float | None, typer.Option(help="Bound C on a record's gradient.")] = None,
@@ -53,6 +56,8 @@ def train(
 
     Example: hush train mnist --model best --epsilon 2 --ledger mnist.hush
 
+    Example: hush train cifar10 --tier public --epsilon 2 --out runs/cifar10
+
     Example: hush train my_project/train.py:job --epsilon 3 --delta 1e-6 --out runs/mine --resume
 
     A function of one's own takes nothing and returns a hush.Job.
@@ -76,7 +81,8 @@ def train(
         if what in RECIPES:
             from hush.commands.recipe_job import choose, recipe_job
 
-            found = choose(what, model=model, epsilon=epsilon, lot=lot, epochs=epochs, clip=clip)
+            wanted = tier if what == "cifar10" else model
+            found = choose(what, model=wanted, epsilon=epsilon, lot=lot, epochs=epochs, clip=clip)
             job = recipe_job(what, found=found, device=str(conduct.device), seed=seed)
         else:
             job = _changed(load_job(what), lot=lot, epochs=epochs, clip=clip)

@@ -35,13 +35,7 @@ def centre_crop(images: Tensor, size: int) -> Tensor:
 
 def random_crop(images: Tensor, size: int, *, generator: torch.Generator | None = None) -> Tensor:
     """Of each picture a patch of size x size at a random place."""
-    count, _, height, width = images.shape
-    if size > min(height, width):
-        raise ValueError(f"a patch of {size} x {size} does not fit into pictures of {height} x {width}")
-    down = torch.randint(height - size + 1, (count, 1), generator=generator, device=images.device)
-    right = torch.randint(width - size + 1, (count, 1), generator=generator, device=images.device)
-    span = torch.arange(size, device=images.device)
-    return _pixels(images, down + span, right + span)
+    return _random_patch(images, size, size, generator)
 
 
 def random_flip(images: Tensor, *, generator: torch.Generator | None = None) -> Tensor:
@@ -53,7 +47,7 @@ def random_flip(images: Tensor, *, generator: torch.Generator | None = None) -> 
 def flip_and_shift(images: Tensor, *, shift: int = 4, generator: torch.Generator | None = None) -> Tensor:
     """Each picture mirrored with probability 1/2 and moved by up to `shift` pixels, borders reflected."""
     framed = F.pad(images, (shift, shift, shift, shift), mode="reflect") if shift else images
-    return random_flip(random_crop(framed, images.shape[-1], generator=generator), generator=generator)
+    return random_flip(_random_patch(framed, *images.shape[2:], generator), generator=generator)
 
 
 def brightness_and_contrast(
@@ -131,7 +125,13 @@ def _yiq(device: torch.device, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
     return there.to(device), torch.linalg.inv(there).to(device)
 
 
-def _pixels(images: Tensor, rows: Tensor, columns: Tensor) -> Tensor:
-    """Rows [B, h] and columns [B, w] of each picture."""
-    example = torch.arange(len(images), device=images.device)[:, None, None]
+def _random_patch(images: Tensor, high: int, wide: int, generator: torch.Generator | None) -> Tensor:
+    count, _, height, width = images.shape
+    device = images.device
+    if high > height or wide > width:
+        raise ValueError(f"a patch of {high} x {wide} does not fit into pictures of {height} x {width}")
+    down = torch.randint(height - high + 1, (count, 1), generator=generator, device=device)
+    right = torch.randint(width - wide + 1, (count, 1), generator=generator, device=device)
+    rows, columns = down + torch.arange(high, device=device), right + torch.arange(wide, device=device)
+    example = torch.arange(count, device=device)[:, None, None]
     return images.permute(0, 2, 3, 1)[example, rows[:, :, None], columns[:, None, :]].permute(0, 3, 1, 2).contiguous()

@@ -76,7 +76,8 @@ TIERS: dict[str, dict[float, Cifar10]] = {
 def cifar10(tier: Tier | str = "public", *, epsilon: float) -> Cifar10:
     """The recipe of a tier for the largest epsilon not above this one (the smallest there is, if all are above).
 
-    >>> cifar10("public", epsilon=2.5).maps
+    >>> import hush.recipes
+    >>> hush.recipes.cifar10("public", epsilon=2.5).maps
     ('backbone',)
     """
     if tier not in TIERS:
