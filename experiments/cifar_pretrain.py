@@ -24,7 +24,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from hush.recipes import data
-from hush.recipes.features.pretrained import standardised
+from hush.recipes.features.pretrained import pooled, standardised
 from hush.recipes.networks import paper_cifar10
 from hush.recipes.residual import ResidualNetwork
 from hush.training.augmentation import colour_jitter, flip_and_shift, paper_view, random_crop, resized_crop
@@ -200,6 +200,16 @@ def settle(network: ResidualNetwork, draw: Callable[..., Any], generator: torch.
 
 
 @torch.no_grad()
+def directions(network: ResidualNetwork, pictures: Pictures, *, most: int) -> dict[str, Tensor]:
+    """Mean, main directions and spread along them of what `pooled` makes of some public pictures."""
+    features = pooled(pictures.x[-10_000:], network, views=4, batch_size=500).double()
+    mean = features.mean(0)
+    spread, vectors = torch.linalg.eigh((features - mean).T @ (features - mean) / len(features))
+    order = spread.argsort(descending=True)[:most]
+    return {"mean": mean, "vectors": vectors[:, order], "spread": spread[order].clamp(min=0).sqrt()}
+
+
+@torch.no_grad()
 def pooled_features(network: ResidualNetwork, x: Tensor, *, batch: int = 1000) -> Tensor:
     """Mean and maximum of the last maps, mean of those before; for judging only."""
     found = []
@@ -340,7 +350,11 @@ def main() -> None:
             drawn_from(pictures, size.batch), residual, classes=100, pairs=pairs, smoothing=smoothing,
             minutes=args.backbone_minutes, steps=args.steps, name="backbone:",
         )  # fmt: skip
-        keep("backbone", found, folded(residual))
+        plain = folded(residual)
+        keep("backbone", found, plain)
+        plain = plain.to(args.device, torch.bfloat16).to(memory_format=torch.channels_last)
+        kept = directions(plain, pictures, most=16 if args.tiny else 384)
+        np.savez(args.out / "directions.npz", **{name: value.float().cpu().numpy() for name, value in kept.items()})
     if "drawn" in parts:
         torch.manual_seed(SEED)
         residual = ResidualNetwork(widths=size.drawn_widths, blocks=size.drawn_blocks, batch_norm=True)
