@@ -8,10 +8,12 @@ import argparse
 import json
 import time
 import traceback
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import cifar_private
+import numpy as np
 import torch
 from cifar_private import Pictures, Setting, accuracy, all_views, one_view, read, seeds, to_budget
 from common import summary
@@ -22,6 +24,7 @@ from torch.nn import functional as F
 from hush.recipes.features.pretrained import (
     CONVOLUTIONS,
     FOLDER,
+    Directions,
     colour_scattering,
     convolved,
     fixed_views,
@@ -46,12 +49,13 @@ class Work:
         self.few = 700 if args.quick else None
         self.pictures: Pictures = read(args.pictures, args.device, self.few)
         self.folder, self.quick, self.repetitions = args.weights, args.quick, args.repetitions
-        self.device, self.out, self.half = args.device, args.out, args.half
+        self.device, self.out, self.half = args.device, args.out / f"{args.results}.json", args.half
+        self.rows, self.clips = args.rows, (0.3, 1.0)
         self.eager = False
         self.started, self.seconds = time.time(), 60 * args.minutes
         where = torch.cuda.get_device_name() if args.device.startswith("cuda") else "CPU"
         self.told: dict[str, Any] = {
-            "name": "cifar_best", "device": where, "torch": torch.__version__.split("+")[0], "delta": 1e-5,
+            "name": args.results, "device": where, "torch": torch.__version__.split("+")[0], "delta": 1e-5,
             "values rounded to multiples of": self.pictures.coarse, "rows": [],
         }  # fmt: skip
 
@@ -64,7 +68,7 @@ class Work:
         """Add a row to the file, and say it."""
         row["seconds since the start"] = round(time.time() - self.started, 1)
         self.told["rows"].append(row)
-        (self.out / "cifar_best.json").write_text(json.dumps(self.told, indent=1) + "\n")
+        self.out.write_text(json.dumps(self.told, indent=1) + "\n")
         print({key: value for key, value in row.items() if key != "tried"}, flush=True)
 
     def train(self, model: nn.Module, setting: Setting, *args: Any, **more: Any) -> nn.Module:
@@ -84,22 +88,46 @@ class Work:
         return ((64, 2),) if self.quick else EPOCHS
 
 
-def linear_rows(
-    work: Work, tier: str, name: str, features: tuple[Tensor, Tensor], scale: float, rates: tuple[float, ...]
-) -> None:
+Tables = tuple[Tensor, Tensor]  # features of the training records and of the test set
+
+
+def linear_rows(work: Work, tier: str, name: str, forms: dict[str, Tables], rates: tuple[float, ...]) -> None:
     """A linear head from zero: settings on the records set aside, many heads at once; then `Private`, every budget."""
-    train_x, test_x = (x.float() * scale for x in features)
-    chosen, final = work.pictures.chosen_on(), work.pictures.trained_on()
+    final, count = work.pictures.trained_on(), len(work.pictures.chosen_on().train_y)
+    tried = [row for form, (train_x, _) in forms.items() for row in side_by_side(work, tier, form, train_x, rates)]
+    for eps in BUDGETS[tier]:
+        best = max((row for row in tried if row["epsilon"] == eps), key=lambda row: row["accuracy there"])
+        setting: Setting = best["setting"]
+        train_x, test_x = (x.float() for x in forms[best["form"]])
+        values = []
+        for seed in seeds(work.repetitions):
+            model = nn.Linear(train_x.shape[1], 10).to(train_x.device)
+            nn.init.zeros_(model.weight), nn.init.zeros_(model.bias)
+            model = work.train(model, setting, all_views(train_x[:count, None], final.train_y), count, seed=seed)
+            values.append(accuracy(model, test_x[:, None], final.test_y))
+        others = [[row["accuracy there"], row["form"], row["setting"].lot_size, row["setting"].clip.bound,
+                   row["setting"].rate] for row in tried if row["epsilon"] == eps]  # fmt: skip
+        work.keep(
+            {"tier": tier, "what": name, "epsilon": eps, "form": best["form"]}
+            | {"accuracy set aside": best["accuracy there"], "setting": setting.plain()}
+            | summary(values) | {"tried": others}
+        )  # fmt: skip
+
+
+def side_by_side(
+    work: Work, tier: str, form: str, train_x: Tensor, rates: tuple[float, ...]
+) -> Iterator[dict[str, Any]]:
+    """What every setting reaches on the records set aside, all heads of a lot size on the same lots."""
+    chosen = work.pictures.chosen_on()
     count = len(chosen.train_y)
-    bias = [F.pad(x, (0, 1), value=1.0) for x in (train_x[:count], train_x[count:])]
-    aside = Features(bias[0], chosen.train_y, bias[1], chosen.test_y)
-    tried: list[dict[str, Any]] = []
+    rows = F.pad(train_x.float(), (0, 1), value=1.0)
+    aside = Features(rows[:count], chosen.train_y, rows[count:], chosen.test_y)
     for lot, epochs in work.lots():
         plans = [
             (eps, to_budget(
                 epsilon=eps, lot_size=lot, epochs=epochs, examples=count, clip=clip, rate=rate, averaging=0.9
             ))
-            for eps in BUDGETS[tier] for clip in (0.3, 1.0) for rate in rates
+            for eps in BUDGETS[tier] for clip in work.clips for rate in rates
         ]  # fmt: skip
         heads = [
             Head(
@@ -109,23 +137,7 @@ def linear_rows(
             for _, s in plans
         ]  # fmt: skip
         for (eps, setting), found in zip(plans, train_heads(heads, aside, seed=1), strict=True):
-            tried.append({"epsilon": eps, "accuracy there": found, "setting": setting})
-    for eps in BUDGETS[tier]:
-        best = max((row for row in tried if row["epsilon"] == eps), key=lambda row: row["accuracy there"])
-        setting: Setting = best["setting"]
-        values = []
-        for seed in seeds(work.repetitions):
-            model = nn.Linear(train_x.shape[1], 10).to(train_x.device)
-            nn.init.zeros_(model.weight), nn.init.zeros_(model.bias)
-            x = train_x[:count, None]
-            model = work.train(model, setting, all_views(x, final.train_y), count, seed=seed)
-            values.append(accuracy(model, test_x[:, None], final.test_y))
-        others = [[row["accuracy there"], row["setting"].lot_size, row["setting"].clip.bound, row["setting"].rate]
-                  for row in tried if row["epsilon"] == eps]  # fmt: skip
-        work.keep(
-            {"tier": tier, "what": name, "epsilon": eps, "accuracy set aside": best["accuracy there"]}
-            | summary(values) | {"setting": setting.plain(), "tried": others}
-        )  # fmt: skip
+            yield {"epsilon": eps, "form": form, "accuracy there": found, "setting": setting}
 
 
 def least_squares(work: Work, name: str, features: tuple[Tensor, Tensor], scale: float) -> None:
@@ -145,26 +157,33 @@ def least_squares(work: Work, name: str, features: tuple[Tensor, Tensor], scale:
 
 
 def public_linear(work: Work) -> None:
-    """Tier public: the residual network frozen, a linear head."""
-    network = residual_network("backbone", folder=work.folder).to(work.device).bfloat16()
-    network.to(memory_format=torch.channels_last)
-    features = tuple(pooled(x, network, views=4, batch_size=500) for x in (work.pictures.train_x, work.pictures.test_x))
-    least_squares(work, "residual network, frozen", features, 3.0)
-    linear_rows(work, "public", "residual network frozen, linear head", features, 3.0, (0.25, 0.5, 1.0, 2.0, 4.0))
+    """Tier public: the residual network frozen, a linear head on the main directions of CIFAR-100, whitened or not."""
+    known = Directions.read(work.folder)
+    if work.rows is not None:
+        kept = torch.cat([torch.from_numpy(np.load(path)) for path in sorted(work.rows.glob("features-*.npy"))])
+        tables = kept.float().to(work.device).split([len(work.pictures.train_y), len(work.pictures.test_y)])
+    else:
+        network = residual_network("backbone", folder=work.folder).to(work.device).bfloat16()
+        network.to(memory_format=torch.channels_last)
+        images = (work.pictures.train_x, work.pictures.test_x)
+        tables = tuple(known.rows(pooled(x, network, views=VIEWS, batch_size=500)) for x in images)
+    least_squares(work, "residual network, frozen", tables, 1.0)
+    forms = {f"whitened to the power {p:g}": tuple(known.whitened(x, p) for x in tables) for p in (0.0, 0.25, 0.5)}
+    linear_rows(work, "public", "residual network frozen, linear head", forms, (1.0, 2.0, 4.0, 8.0, 16.0))
 
 
 def synthetic_linear(work: Work) -> None:
     """Tier synthetic: the network of random pictures and colour scattering, a linear head."""
     network = residual_network("drawn", folder=work.folder).to(work.device).bfloat16()
     network.to(memory_format=torch.channels_last)
-    images = (work.pictures.train_x, work.pictures.test_x)
-    seen = tuple(pooled(x, network, views=4, batch_size=500) for x in images)
-    least_squares(work, "network of random pictures, frozen", seen, 3.0)
-    linear_rows(work, "synthetic", "network of random pictures frozen, linear head", seen, 3.0, (0.5, 1.0, 2.0, 4.0))
-    maps = tuple(colour_scattering(x).flatten(1) for x in images)
-    joined = tuple(torch.cat([a.float() * 3.0, b.float() * 0.04], 1) for a, b in zip(seen, maps, strict=True))
-    linear_rows(work, "synthetic", "the same beside colour scattering, linear head", joined, 1.0, (0.25, 0.5, 1.0, 2.0))
-    linear_rows(work, "scratch", "colour scattering, linear head", maps, 0.04, (0.25, 0.5, 1.0, 2.0))
+    images, rates = (work.pictures.train_x, work.pictures.test_x), (1.0, 2.0, 4.0, 8.0)
+    seen = tuple(3.0 * pooled(x, network, views=VIEWS, batch_size=500) for x in images)
+    maps = tuple(0.04 * colour_scattering(x).flatten(1).float() for x in images)
+    least_squares(work, "network of random pictures, frozen", seen, 1.0)
+    linear_rows(work, "synthetic", "network of random pictures frozen, linear head", {"as it is": seen}, rates)
+    joined = {"as it is": tuple(torch.cat(parts, 1) for parts in zip(seen, maps, strict=True))}
+    linear_rows(work, "synthetic", "the same beside colour scattering, linear head", joined, rates)
+    linear_rows(work, "scratch", "colour scattering, linear head", {"as it is": maps}, rates)
 
 
 class Upper(nn.Module):
@@ -344,6 +363,10 @@ def main() -> None:
     parser.add_argument("--out", type=Path, default=Path(__file__).parents[1] / "results")
     parser.add_argument("--pictures", type=Path, help="an .npz instead of CIFAR-10's own files")
     parser.add_argument("--weights", type=Path, default=FOLDER)
+    parser.add_argument(
+        "--rows", type=Path, help="features-*.npy, computed elsewhere, in place of the residual network's"
+    )
+    parser.add_argument("--results", default="cifar_best", help="name of the file of results")
     parser.add_argument("--parts", default=",".join(PARTS))
     parser.add_argument("--repetitions", type=int, default=3)
     parser.add_argument("--minutes", type=float, default=600.0)

@@ -34,9 +34,7 @@ def panel_runs(result: Result, lot: int, *, layers: int = 3, bound: float = 3.0)
 
 def draw_figure6(result: Result, path: Path) -> None:
     """One panel a budget, up to its end in the longer counting: accuracy, and delta on the right in both countings."""
-    picture, axes = figure(
-        columns=3, title="CIFAR-10, section 5.3: convolutions from CIFAR-100, sigma 6, clipping at 3"
-    )
+    picture, axes = figure(columns=3, title="CIFAR-10, section 5.3: convolutions of CIFAR-100, sigma 6, clipping at 3")
     for axis, (epsilon, lot) in zip(axes, PANELS.items(), strict=True):
         runs = panel_runs(result, lot)
         per_epoch, ends = EXAMPLES / lot, result["steps within the budget"]
@@ -78,9 +76,7 @@ def best_rows(result: Result) -> dict[tuple[str, str], list[Result]]:
 
 def draw_tiers(result: Result, path: Path) -> None:
     """Accuracy over epsilon, one panel a tier."""
-    picture, axes = figure(
-        columns=3, title="CIFAR-10 at delta 1e-5, by what is public (45,000 records, valid counting)"
-    )
+    picture, axes = figure(columns=3, title="CIFAR-10 at delta 1e-5, by what is public (45,000 records)")
     rows = best_rows(result)
     for axis, tier in zip(axes, ("public", "synthetic", "scratch"), strict=True):
         ways = [what for of, what in rows if of == tier]
@@ -110,8 +106,9 @@ def figure6_section(result: Result) -> list[str]:
             values = [run["at the budget"][name] for run in runs]
             spread = f" ± {100 * statistics.stdev(values):.2f}" if len(values) > 1 else ""
             literal = (layers, bound) == (3, 3.0) and PANELS.get(epsilon) == lot and AS_PUBLISHED in name
+            paper = percent(PAPER[epsilon]) if literal else "-"
             rows.append(
-                f"| {layers} | {lot:,} | {bound:g} | {name} | {epochs} | {percent(PAPER[epsilon]) if literal else '-'} | "
+                f"| {layers} | {lot:,} | {bound:g} | {name} | {epochs} | {paper} | "
                 f"{percent(statistics.fmean(values))}{spread} | {len(values)} |"
             )
     return [*rows, "", *norms_section(result)]

@@ -116,7 +116,7 @@ def pairs_apart(first: Tensor, second: Tensor, *, temperature: float = 0.2) -> T
 def train_paper(
     pictures: Pictures, size: Size, *, minutes: float, steps: int | None
 ) -> tuple[nn.Module, dict[str, Any]]:
-    """The network of section 5.3 with 100 classes, one cycle of rate .1, smoothed labels, dropout .3, crops and flips."""
+    """The network of section 5.3 with 100 classes, one cycle, smoothed labels, dropout .3, crops and flips."""
     generator = torch.Generator(pictures.x.device).manual_seed(SEED)
     device = pictures.x.device
     network = paper_cifar10(classes=100, generator=torch.Generator().manual_seed(SEED)).to(device)

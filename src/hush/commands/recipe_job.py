@@ -3,7 +3,6 @@
 from dataclasses import replace
 
 import torch
-from torch.nn import functional as F
 from torch.optim.lr_scheduler import LambdaLR
 
 from hush.accounting import Event, Gaussian
@@ -41,7 +40,7 @@ def recipe_job(
     return Job(
         model=model,
         train_set=(x, train_y.to(device)),
-        loss=F.cross_entropy,
+        loss=found.loss,
         optimizer=optimizer,
         lot_size=found.lot_size,
         epochs=found.epochs,

@@ -47,7 +47,7 @@ def random_flip(images: Tensor, *, generator: torch.Generator | None = None) -> 
 def flip_and_shift(images: Tensor, *, shift: int = 4, generator: torch.Generator | None = None) -> Tensor:
     """Each picture mirrored with probability 1/2 and moved by up to `shift` pixels, borders reflected."""
     framed = F.pad(images, (shift, shift, shift, shift), mode="reflect") if shift else images
-    return random_flip(_random_patch(framed, *images.shape[2:], generator), generator=generator)
+    return random_flip(_random_patch(framed, images.shape[2], images.shape[3], generator), generator=generator)
 
 
 def brightness_and_contrast(

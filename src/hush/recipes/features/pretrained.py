@@ -7,9 +7,11 @@ random pictures alone. Every picture is read by itself, so that its features cos
 
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
@@ -41,6 +43,35 @@ def residual_network(name: str, *, folder: Path = FOLDER) -> ResidualNetwork:
     network = ResidualNetwork(widths=widths, blocks=tuple(blocks[stage] for stage in sorted(blocks)))
     network.load_state_dict(kept)
     return network.eval()
+
+
+@dataclass(frozen=True)
+class Directions:
+    """Main directions of features over public pictures: their mean, unit vectors [D, d], the spread along each."""
+
+    mean: Tensor
+    vectors: Tensor
+    spread: Tensor
+
+    @classmethod
+    def read(cls, folder: Path = FOLDER) -> "Directions":
+        """Those of the network "backbone" over CIFAR-100; in half precision they come with the package."""
+        with np.load(folder / "directions.npz") as kept:
+            return cls(*(torch.from_numpy(kept[name].astype(np.float32)) for name in ("mean", "vectors", "spread")))
+
+    def rows(self, features: Tensor) -> Tensor:
+        """[N, D] -> [N, d]: coordinates along the directions."""
+        return (features - self.mean.to(features)) @ self.vectors.to(features)
+
+    def whitened(self, rows: Tensor, power: float, *, norm: float = 5.0) -> Tensor:
+        """Coordinates over spread to the power: 0 leaves them, 1 makes all alike; public rows get this root mean norm.
+
+        >>> two = Directions(torch.zeros(2), torch.eye(2), torch.tensor([2.0, 1.0]))
+        >>> two.whitened(torch.tensor([[2.0, 1.0]]), 1.0, norm=2**0.5).tolist()
+        [[1.0, 1.0]]
+        """
+        scales = self.spread.to(rows) ** -power
+        return rows * scales * (norm / (self.spread.to(rows) * scales).norm())
 
 
 def fixed_views(images: Tensor, count: int, *, shift: int = 2) -> Tensor:
