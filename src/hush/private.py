@@ -99,7 +99,6 @@ class Private:
             self._lot = self._course.next_lot()
             step = self._course.step
             self._due = Due(self._parameters, self._clip.at(step), self._course.noise(), step)
-            self._releaser.prepare(self._due)
             yield self._lot
 
     def backward(self, losses: Tensor, mask: Tensor | None = None, *, copies: int = 1) -> None:
