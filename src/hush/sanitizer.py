@@ -15,7 +15,7 @@ from hush.noise.gaussian import add_noise
 from hush.randomness.gaussian_samples import Normals
 from hush.randomness.streams import Key
 
-# Float64 sums of up to this many examples stay below it (precision.slack); one constant for every batch, so that the
+# Float64 sums of up to this many examples stay below it (rounding.slack); one constant for every batch, so that the
 # noise says nothing about how many examples there were.
 _SLACK = 2e-6
 _MOST_EXAMPLES = 90_000

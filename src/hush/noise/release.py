@@ -75,11 +75,9 @@ class Releaser:
         placed = lot.put_off
         if not isinstance(placed, Placed) or due.noise == 0:
             return None
-        reasons = due.clip, due.noise, lot.slack, self._normals
+        reasons = due.clip, due.noise, self._normals
         if self._total is not placed.total or self._reasons != reasons:
-            self._planned = self._plan(
-                BoundedSum(placed.total.tensors, lot.bounds(due.parameters, due.clip)), due.noise
-            )
+            self._planned = self._plan(BoundedSum(placed.total.tensors, due.clip.sum_bounds(due.parameters)), due.noise)
             self._total, self._reasons = placed.total, reasons
         return self._update.prepare(optimizer, self._planned, placed, due.step)
 
