@@ -165,7 +165,8 @@ def _further(key_at, step, attempt, number):  # type: ignore[no-untyped-def]
 @triton.jit
 def _decided(stairs, cell, v, w, a, b):  # type: ignore[no-untyped-def]
     """Whether the level (v, w) takes place or mirror image of (a, b), and the first word of the one it takes."""
-    c, d = ~a, ~b
+    ones = (a & 0) - ((a & 0) + 1)  # `~` is XOR with -1, which numpy refuses for unsigned numbers in some interpreters
+    c, d = a ^ ones, b ^ ones
     one, one_low = _exact_share(stairs, cell, a, b)
     other, other_low = _exact_share(stairs, cell, c, d)
     both, both_low = _plus(one, one_low, other, other_low)
