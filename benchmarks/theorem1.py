@@ -46,9 +46,8 @@ def main() -> None:
     arguments = parser.parse_args()
     columns = ("strong", "moments", "renyi", "pld")
     curves: dict[str, list[float]] = {name: [noise_needed(steps, name) for steps in STEPS] for name in columns}
-    print(
-        f"noise for epsilon {EPSILON:g} at delta {DELTA:g}, rate {RATE:g}; in brackets over q sqrt(T ln(1/delta)) / epsilon"
-    )
+    print(f"noise for epsilon {EPSILON:g} at delta {DELTA:g}, rate {RATE:g}")
+    print("in brackets: divided by q sqrt(T ln(1/delta)) / epsilon")
     print("| T | theorem, c2 = 2 | " + " | ".join(columns) + " | strong / pld | sqrt(ln(T/delta)) |")
     for place, steps in enumerate(STEPS):
         unit = theorem1.noise(rate=RATE, steps=steps, epsilon=EPSILON, delta=DELTA, c2=1.0)
