@@ -86,14 +86,18 @@ def test_one_rare_large_loss_is_the_integral(rate, noise, epsilon):
 @pytest.mark.parametrize("delta", [0.3, 1e-5, 1e-18])
 def test_at_rate_one_it_is_the_analytic_gaussian(noise, steps, delta):
     exact = gaussian_epsilon(noise, steps, delta)
-    for event in (
-        PoissonSampled(1.0, Gaussian(noise)) * steps,
-        Gaussian(noise) * steps,
-        Shuffled(7, Gaussian(noise)) * steps,
-    ):
+    for event in (PoissonSampled(1.0, Gaussian(noise)) * steps, Gaussian(noise) * steps):
         bounds = pld.epsilon(event, delta=delta)
         assert contains(bounds, exact)
         assert bounds.upper - bounds.lower <= 1e-6 * bounds.upper + 1e-9
+
+
+@pytest.mark.parametrize(("noise", "steps"), [(0.3, 2), (2.0, 30), (1000.0, 50)])
+def test_shuffled_lots_cost_at_most_one_participation_and_at_least_random_allocation(noise, steps):
+    exact = float(gaussian_epsilon(noise, steps, 1e-5))
+    bounds = pld.epsilon(Shuffled(7, Gaussian(noise)) * steps, delta=1e-5)
+    assert exact * (1 - 1e-12) <= bounds.upper <= exact * (1 + 1e-6) + 1e-9
+    assert bounds.lower == min(pld.epsilon(Allocated(7, Gaussian(noise)) * steps, delta=1e-5).lower, bounds.upper)
 
 
 def test_gaussians_through_the_grid_are_the_analytic_gaussian():

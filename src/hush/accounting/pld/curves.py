@@ -47,6 +47,7 @@ class Curve:
     anchor: float = 0.0
     floor: float = 0.0  # values below this are not resolved
     lattice: float = 0.0  # if positive: losses are the anchor plus multiples of this, and a grid should hold them all
+    lower: "Curve | None" = None  # where this curve is only an upper bound: the one to take for a lower bound
 
     def reversed(self) -> "Curve":
         """The curve of Q against P."""
@@ -62,7 +63,12 @@ class Curve:
             scale = np.exp(epsilons)
             return scale * value, scale * (error + _FEW * value * (1 - epsilons))
 
-        return self if self.symmetric else Curve(call, put, False, -self.anchor, self.floor)
+        lower = self.lower.reversed() if self.lower else None
+        return self if self.symmetric else Curve(call, put, False, -self.anchor, self.floor, lower=lower)
+
+    @property
+    def below(self) -> "Curve":
+        return self.lower or self
 
 
 def _scaled_by_exp(value: Array, exponent: Array) -> Array:

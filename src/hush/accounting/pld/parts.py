@@ -55,5 +55,5 @@ def _curve(mechanism: Event, delta: float) -> Curve:
         case Grouped(size, PoissonSampled(rate, Gaussian(noise))):
             return group(size, rate, noise)
         case Allocated(lots, inner):
-            return allocated(curves.of_mechanism(inner), lots, delta=delta)
+            return allocated(inner, lots, delta=delta)
     raise refuse(mechanism)

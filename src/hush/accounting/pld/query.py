@@ -240,8 +240,8 @@ def _tails(parts: Sequence[Part], atoms: Sequence[pilot.Atoms], saddle: pilot.Sa
     for part, (low, high) in zip(parts, reach, strict=True):
         last = max(math.ceil(high / step) + 1, 2)
         above.append((pessimistic(part.curve, min(math.floor(low / step), -2), last, step), part.count))
-        low = max(min(low, pilot.lowest_put(part.curve)), high - step * aim.most)
-        below.append((optimistic(part.curve, min(math.floor(low / step), -2), last, step), part.count))
+        low = max(min(low, pilot.lowest_put(part.curve.below)), high - step * aim.most)
+        below.append((optimistic(part.curve.below, min(math.floor(low / step), -2), last, step), part.count))
     size = max(window.size, *(len(grid.masses) for grid, _ in above + below))
     return _Pair(compose(above, window), compose(below, window), finest, size)
 
@@ -279,8 +279,8 @@ def _splits(parts: Sequence[Part], atoms: Sequence[pilot.Atoms], guess: _Guess, 
         last = max(math.ceil(min(cut, high) / step) + 1, 8)
         far = _far(last * step, high, step, ratio)
         above.append((pessimistic(part.curve, min(math.floor(low / step), -2), last, step, far), part.count))
-        low = max(min(low, pilot.lowest_put(part.curve)), cut - step * aim.most)
-        below.append((optimistic(part.curve, min(math.floor(low / step), -2), last, step, far), part.count))
+        low = max(min(low, pilot.lowest_put(part.curve.below)), cut - step * aim.most)
+        below.append((optimistic(part.curve.below, min(math.floor(low / step), -2), last, step, far), part.count))
     size = max(body.size, beside.size, *(len(grid.masses) for grid, _ in above + below))
     return _Pair(split(above, body, beside), split(below, body, beside), finest, size)
 
