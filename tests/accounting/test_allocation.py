@@ -35,9 +35,9 @@ def test_simulated_epochs_lie_inside(lots, noise, epsilon):
 def test_little_noise_has_a_narrow_interval(lots, noise, epochs):
     run = Allocated(lots, Gaussian(noise)) * epochs
     found = pld.epsilon(run, delta=1e-5)
-    assert 0 < found.lower and found.upper - found.lower <= 0.01 * found.upper
+    assert found.lower > 0 and found.upper - found.lower <= 0.01 * found.upper
     at = pld.delta(run, epsilon=2.0)
-    assert 0 < at.lower and at.upper - at.lower <= 0.05 * at.upper
+    assert at.lower > 0 and at.upper - at.lower <= 0.05 * at.upper
 
 
 def test_order_among_the_samplings():

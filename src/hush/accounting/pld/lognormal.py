@@ -11,11 +11,12 @@ from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy.special import ndtr
+from scipy.special import ndtr, ndtri
 
 from hush.accounting.pld.curves import Array, Curve, Evaluated
 
-_POINTS = 900
+_AROUND, _MOST_WIDE, _SPACING = 300, 1400, 0.06
+_NEVER = 1e-30  # a chance this small that all ratios lie below the least point
 _ROUND_OFF = 1e-9  # relative, for one ratio's masses and each sum of two laws: a million positive terms, 1e-10 at most
 
 
@@ -28,25 +29,38 @@ class Law:
     summands: int
 
 
+@dataclass(frozen=True)
+class _Span:
+    """Where ratios matter: from the least, below which no sum ever is, to the farthest that one ratio may reach."""
+
+    noise: float
+    least: float
+    farthest: float
+
+    def edges(self, summands: int) -> Array:
+        """Dense around the mean of so many ratios, then geometric on both sides; and 0."""
+        deviation = np.sqrt(summands * np.expm1(min(1 / self.noise**2, 60.0)))
+        middle = summands + min(deviation, 3.0 * summands) * np.linspace(-5.0, 5.0, _AROUND)
+        most = summands + max(self.farthest, 2.0)
+        count = min(int(np.log(most / self.least) / _SPACING), _MOST_WIDE)
+        joined = np.unique(
+            np.concatenate([[0.0], middle[middle > self.least], np.geomspace(self.least, most, max(count, 100))])
+        )
+        kept = np.append(np.diff(joined) > 1e-9 * joined[1:], True)
+        edges: Array = joined[kept]
+        return edges
+
+
 def gaussian_mean(noise: float, lots: int, farthest: float) -> Curve:
     """The curve of the mean of `lots` ratios, from above; its `lower` is the one from below."""
-    edges = _edges(1, noise, farthest)
+    least = float(np.exp(np.clip(ndtri(_NEVER ** (1 / lots)) / noise - 0.5 / noise**2, -600.0, -4.0)))
+    span = _Span(noise, least, farthest)
+    edges = span.edges(1)
     cells = _cells(noise, edges)
     beyond = float(cells[1][-1] - edges[-1] * cells[0][-1])  # what a ratio beyond the farthest point adds to its mean
-    above = _curve(_power(_spread(*cells, edges), lots, noise, farthest, upper=True), beyond, upper=True)
-    below = _curve(_power(_gathered(*cells, 1), lots, noise, farthest, upper=False), 0.0, upper=False)
+    above = _curve(_power(_spread(*cells, edges), lots, span, upper=True), beyond, upper=True)
+    below = _curve(_power(_gathered(*cells, 1), lots, span, upper=False), 0.0, upper=False)
     return Curve(above.call, above.put, False, lower=below)
-
-
-def _edges(summands: int, noise: float, farthest: float) -> Array:
-    """Dense around the mean of so many ratios, then geometric on both sides, to 0 and as far as one ratio may go."""
-    deviation = np.sqrt(summands * np.expm1(min(1 / noise**2, 60.0)))
-    middle = summands + min(deviation, 3.0 * summands) * np.linspace(-5.0, 5.0, _POINTS // 3)
-    wide = np.geomspace(summands * 1e-9, summands + max(farthest, 2.0), 2 * _POINTS // 3)
-    joined = np.unique(np.concatenate([[0.0], middle[middle > summands * 1e-9], wide]))
-    kept = np.append(np.diff(joined) > 1e-9 * joined[1:], True)
-    edges: Array = joined[kept]
-    return edges
 
 
 def _cells(noise: float, edges: Array) -> tuple[Array, Array]:
@@ -77,24 +91,24 @@ def _gathered(mass: Array, moment: Array, summands: int) -> Law:
     return Law(moment[kept] / mass[kept], mass[kept], summands)
 
 
-def _power(law: Law, count: int, noise: float, farthest: float, *, upper: bool) -> Law:
+def _power(law: Law, count: int, span: _Span, *, upper: bool) -> Law:
     """The law of a sum of `count` ratios, by doubling."""
     result: Law | None = None
     while True:
         if count & 1:
-            result = law if result is None else _sum(result, law, noise, farthest, upper=upper)
+            result = law if result is None else _sum(result, law, span, upper=upper)
         count >>= 1
         if not count:
             assert result is not None
             return result
-        law = _sum(law, law, noise, farthest, upper=upper)
+        law = _sum(law, law, span, upper=upper)
 
 
-def _sum(one: Law, other: Law, noise: float, farthest: float, *, upper: bool) -> Law:
+def _sum(one: Law, other: Law, span: _Span, *, upper: bool) -> Law:
     points = np.add.outer(one.points, other.points).ravel()
     masses = np.multiply.outer(one.masses, other.masses).ravel()
     summands = one.summands + other.summands
-    edges = _edges(summands, noise, farthest)
+    edges = span.edges(summands)
     if points.max() > edges[-1]:
         edges = np.append(edges, np.geomspace(edges[-1], points.max() * (1 + 1e-12), 12)[1:])
     cell = np.searchsorted(edges, points, side="right") - 1
