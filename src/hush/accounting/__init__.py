@@ -30,6 +30,7 @@ from hush.accounting.events import (
 from hush.accounting.failures import truncated_poisson
 from hush.accounting.filters import BudgetExceeded, Filter, Odometer
 from hush.accounting.moments import MomentsAccountant
+from hush.accounting.tradeoff import true_positive_rate
 
 __all__ = [
     "ACCOUNTANTS",
@@ -72,5 +73,6 @@ __all__ = [
     "strong",
     "theorem1",
     "to_dict",
+    "true_positive_rate",
     "truncated_poisson",
 ]

@@ -42,7 +42,7 @@ class _Span:
         deviation = np.sqrt(summands * np.expm1(min(1 / self.noise**2, 60.0)))
         middle = summands + min(deviation, 3.0 * summands) * np.linspace(-5.0, 5.0, _AROUND)
         most = summands + max(self.farthest, 2.0)
-        count = min(int(np.log(most / self.least) / _SPACING), _MOST_WIDE)
+        count = min(int((np.log(most) - np.log(self.least)) / _SPACING), _MOST_WIDE)
         joined = np.unique(
             np.concatenate([[0.0], middle[middle > self.least], np.geomspace(self.least, most, max(count, 100))])
         )

@@ -15,6 +15,7 @@ from hush.accounting.pld.jumps import Split, split
 RELATIVE, ABSOLUTE = 1e-3, 1e-4  # the interval aimed at: 0.1 % of epsilon, or 1e-4
 _SMALLEST = 1e-290
 _ROUNDS = 5
+_LEAST_HEIGHT, _LARGEST_LOSS = 1e-60, 1e6
 _LEAST = 1 << 16
 _WORK = 3 << 21  # points of all grids for one direction: some seconds, and some hundred MB
 
@@ -69,6 +70,8 @@ def _larger(one: Interval, other: Interval) -> Interval:
 
 def _epsilon(parts: Sequence[Part], target: float, *, beside: float = 0.0) -> Interval:
     """The interval of one direction; no more than a bound is needed where the other one is `beside` it and larger."""
+    if not _resolved(parts):
+        return Interval(0.0, math.inf)
     atoms = _atoms(parts, target)
     saddle, whole = pilot.saddle_for_delta(atoms, math.log(target))
     start = _Guess(max(saddle.mean, 0.0), saddle.tilt)
@@ -129,6 +132,8 @@ def _width_over_goal(found: Interval) -> float:
 
 
 def _delta(parts: Sequence[Part], epsilon: float, *, beside: float = 0.0) -> Interval:
+    if not _resolved(parts):
+        return Interval(0.0, 1.0)
     target = 1e-20
     for _ in range(4):
         atoms = _atoms(parts, target)
@@ -167,6 +172,15 @@ def _at(pair: "_Pair", epsilon: float, best: Interval) -> Interval:
     low = pair.below.delta(epsilon + pair.below.blur)[0]
     high = pair.above.delta(max(0.0, epsilon - pair.above.blur))[1]
     return Interval(max(best.lower, low), min(best.upper, high))
+
+
+def _resolved(parts: Sequence[Part]) -> bool:
+    """Whether all losses are of sizes that a grid can hold: not all but nothing, and not beyond a million."""
+    ends = [part.curve.call(np.array([0.0, _LARGEST_LOSS]))[0] for part in parts]
+    return all(
+        least > _LEAST_HEIGHT and most <= max(part.curve.floor, 0.5 * least)
+        for part, (least, most) in zip(parts, ends, strict=True)
+    )
 
 
 def _atoms(parts: Sequence[Part], target: float) -> list[pilot.Atoms]:
