@@ -9,6 +9,7 @@ from typing import Any
 from hush.ledger import Account, Ledger, LedgerMismatch, MemoryAccount
 from hush.ledger.charging import ChargeAccount
 from hush.ledger.checkpoints import Checkpoint
+from hush.ledger.plain import plain
 from hush.plan import Plan
 from hush.training.options import Conduct
 
@@ -37,7 +38,7 @@ def open_charged(plan: Plan, conduct: Conduct, folder: Path | None, data: Any) -
         return Charged(MemoryAccount(units=plan.units, upfront=plan.spent, budget=plan.budget), None, own)
     book = _book(conduct, folder)
     moment = f"{datetime.now(UTC):%Y-%m-%dT%H:%M:%S}-{secrets.token_hex(4)}"
-    name = moment if folder is None else f"{folder.name} {moment}"
+    name = moment if folder is None else f"{plain(folder.name, most=100)} {moment}"
     account = book.open_account(name, budget=plan.budget, units=plan.units, upfront=plan.spent, data=data)
     return Charged(account, book, own)
 
@@ -52,6 +53,10 @@ def resume_charged(saved: Checkpoint, conduct: Conduct, folder: Path, data: Any)
             "no ledger" if own else "a ledger where the run has one of its own",
             "resume with the same ledger, or without one where there was none",
         )
+    if not isinstance(conduct.ledger, Ledger) and not (place := _place(conduct, folder)).exists():
+        raise LedgerMismatch(
+            f"the ledger that the run has charged, {facts['ledger']}", f"{place}, where there is none", "resume with it"
+        )
     book = _book(conduct, folder)
     if saved.seen is not None:
         book.must_include(saved.seen)
@@ -65,10 +70,13 @@ def resume_charged(saved: Checkpoint, conduct: Conduct, folder: Path, data: Any)
 
 
 def _book(conduct: Conduct, folder: Path | None) -> Ledger:
-    if isinstance(conduct.ledger, Ledger):
-        return conduct.ledger
+    return conduct.ledger if isinstance(conduct.ledger, Ledger) else Ledger(_place(conduct, folder))
+
+
+def _place(conduct: Conduct, folder: Path | None) -> Path:
+    """Where the ledger lies: where it was said to, or in the run's folder."""
     if conduct.ledger is not None:
-        return Ledger(conduct.ledger)
+        assert not isinstance(conduct.ledger, Ledger)
+        return Path(conduct.ledger)
     assert folder is not None
-    folder.mkdir(parents=True, exist_ok=True)
-    return Ledger(folder / OWN_LEDGER)
+    return folder / OWN_LEDGER
