@@ -73,8 +73,8 @@ def train(
         within("--clip", clip, 1e-12, 1e12)
     if out is not None and out.exists() and not out.is_dir():
         raise ValueError(f"--out must be a folder, got {out}")
-    if ledger is not None and not (ledger.is_file() if ledger.exists() else not ledger.is_symlink()):
-        raise ValueError(f"--ledger must be a file, or a name for a new one; came {ledger}, a folder or a broken link")
+    if ledger is not None:
+        _must_be_or_become_a_file("--ledger", ledger)
     new = ledger is not None and not ledger.exists()
     from hush import training as fitting
 
@@ -118,6 +118,14 @@ def train(
     _print(result, as_json)
     if out is not None and result.report is None:
         raise ValueError(f"not everything was written into {out}: see the warnings above")
+
+
+def _must_be_or_become_a_file(name: str, file: Path) -> None:
+    if not (file.is_file() if file.exists() or file.is_symlink() else file.parent.is_dir()):
+        raise ValueError(
+            f"{name} must be a file, or a new name in a folder that exists; came {file} (a folder, a broken link, or a "
+            "place that is not there)"
+        )
 
 
 class Stopped(Exception):

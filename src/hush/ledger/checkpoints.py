@@ -119,7 +119,7 @@ def _write_generation(folder: Path, files: Mapping[str, Any]) -> None:
         for name, content in files.items():
             owned.write_new(fresh / name, content, durable=True)
         owned.sync(fresh)
-        os.rename(fresh, _place(folder, generations[-1] + 1 if generations else 1))
+        os.rename(fresh, _place(folder, _last_number(folder) + 1))
         owned.sync(folder)
     except BaseException:
         _remove(fresh)
@@ -147,10 +147,19 @@ def _place(folder: Path, generation: int) -> Path:
 
 
 def _generations(folder: Path) -> list[int]:
+    """The numbers of complete generations, in their order."""
+    return [number for number in _numbers(folder) if (_place(folder, number) / _FACTS).exists()]
+
+
+def _numbers(folder: Path) -> list[int]:
     if not folder.is_dir():
         return []
-    named = [(_GENERATION.fullmatch(child.name), child) for child in folder.iterdir()]
-    return sorted(int(match[1]) for match, child in named if match and (child / _FACTS).exists())
+    return sorted(int(match[1]) for child in folder.iterdir() if (match := _GENERATION.fullmatch(child.name)))
+
+
+def _last_number(folder: Path) -> int:
+    """The largest number in use, by whatever."""
+    return max(_numbers(folder), default=0)
 
 
 def _facts_text(facts: dict[str, Any]) -> str:

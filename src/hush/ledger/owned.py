@@ -38,9 +38,10 @@ def write_whole(path: Path, content: bytes | memoryview, *, durable: bool = Fals
         with suppress(FileNotFoundError):
             os.chmod(partial, path.stat().st_mode & 0o777)
         os.replace(partial, path)
-    except BaseException:
+    except OSError as error:  # in the name that was asked for, not in that of the partial file
+        raise type(error)(error.errno, error.strerror, str(path)) from error
+    finally:
         partial.unlink(missing_ok=True)
-        raise
 
 
 def write_new(path: Path, content: bytes | memoryview, *, durable: bool) -> None:

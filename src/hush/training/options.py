@@ -4,7 +4,7 @@ import copy
 import inspect
 import math
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from os import PathLike
@@ -66,7 +66,7 @@ class Job:
     upfront: Upfront | None = None
     collate: Collate | None = None
     workers: int = 0
-    public_buffers: tuple[str, ...] = ()
+    public_buffers: Sequence[str] = ()
     fingerprint_of: Any = None
     data_name: str = "the training set"
     settings_from: str = ""
@@ -85,6 +85,7 @@ class Job:
             raise TypeError(f"expected a torch.nn.Module as the model, got {type(self.model).__name__}")
         if isinstance(self.public_buffers, str):
             raise TypeError(f"public_buffers are several patterns: write ({self.public_buffers!r},)")
+        object.__setattr__(self, "public_buffers", tuple(self.public_buffers))
         if not isinstance(self.optimizer, torch.optim.Optimizer):
             raise TypeError(f"expected an optimizer made with the model's parameters, got {self.optimizer!r}")
         if self.held_out is not None and not isinstance(self.held_out, HeldOut):

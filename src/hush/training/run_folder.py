@@ -12,7 +12,7 @@ from torch import nn
 
 from hush.ledger import LedgerError, checkpoints, owned
 from hush.ledger.checkpoints import Checkpoint, CheckpointError
-from hush.ledger.plain import short
+from hush.ledger.plain import plain
 from hush.plan import Plan, clip_to_dict
 from hush.training.choosing import Judge
 from hush.training.options import Conduct, Job
@@ -43,7 +43,8 @@ def only_warned(what: str) -> Iterator[None]:
     try:
         yield
     except (OSError, ValueError, LedgerError, CheckpointError) as error:
-        warnings.warn(f"{what}: {short(error)}", PrivacyWarning, stacklevel=6)
+        why = f"{error.strerror}: {error.filename}" if isinstance(error, OSError) and error.strerror else str(error)
+        warnings.warn(f"{what}: {plain(why)}", PrivacyWarning, stacklevel=6)
 
 
 def find_saved(folder: Path | None, *, resume: bool) -> Checkpoint | None:
