@@ -147,8 +147,16 @@ def _place(folder: Path, generation: int) -> Path:
 
 
 def _generations(folder: Path) -> list[int]:
-    """The numbers of complete generations, in their order."""
-    return [number for number in _numbers(folder) if (_place(folder, number) / _FACTS).exists()]
+    """The numbers of complete generations, in their order.
+
+    A folder is not read in one moment: while a run saves, the old generation may be gone when its name is reached and
+    the new one's name may have been passed by. There is always one or the other, so a second look finds it.
+    """
+    for _ in range(5):
+        found = [number for number in _numbers(folder) if (_place(folder, number) / _FACTS).exists()]
+        if found:
+            return found
+    return []
 
 
 def _numbers(folder: Path) -> list[int]:
