@@ -12,6 +12,7 @@ import typer
 from hush.accounting import Budget
 from hush.commands.errors import one_line
 from hush.commands.own_job import load_job
+from hush.ledger import Ledger
 
 if TYPE_CHECKING:
     from hush.training import Job, Result
@@ -82,6 +83,10 @@ def train(
             job = _changed(load_job(what), lot=lot, epochs=epochs, clip=clip)
         if batch is not None:
             job = replace(job, batch_size=batch)
+        if ledger is not None and not resume:
+            with Ledger(ledger, create=True) as book:
+                if book.created:
+                    print(f"created {book.path}", file=sys.stderr)
         with warnings.catch_warnings():
             warnings.simplefilter("always", fitting.PrivacyWarning)
             warnings.showwarning = _say_warning  # type: ignore[assignment]

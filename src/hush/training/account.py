@@ -35,7 +35,7 @@ def open_charged(plan: Plan, conduct: Conduct, folder: Path | None, data: Any) -
     own = conduct.ledger is None
     if own and folder is None:
         return Charged(MemoryAccount(units=plan.units, upfront=plan.spent, budget=plan.budget), None, own)
-    book = _book(conduct, folder)
+    book = _book(conduct, folder, new=True)
     moment = f"{datetime.now(UTC):%Y-%m-%dT%H:%M:%S}-{secrets.token_hex(4)}"
     name = moment if folder is None else f"{folder.name} {moment}"
     account = book.open_account(name, budget=plan.budget, units=plan.units, upfront=plan.spent, data=data)
@@ -52,10 +52,10 @@ def resume_charged(saved: Checkpoint, conduct: Conduct, folder: Path, data: Any)
             "no ledger" if own else "a ledger where the run has one of its own",
             "resume with the same ledger, or without one where there was none",
         )
-    book = _book(conduct, folder)
+    book = _book(conduct, folder, new=False)
     if saved.seen is not None:
         book.must_include(saved.seen)
-    if saved.facts["ended"] is not None and any(page.name == facts["name"] and page.closed for page in book.pages()):
+    if saved.facts["ended"] is not None and any(one.name == facts["name"] and one.closed for one in book.accounts()):
         plan = Plan.from_dict(saved.facts["run"]["plan"])  # nothing is left to charge; only the report is written again
         done = MemoryAccount(
             facts["name"], units=plan.units, upfront=plan.spent, budget=plan.budget, spent=saved.facts["run"]["charged"]
@@ -64,11 +64,11 @@ def resume_charged(saved: Checkpoint, conduct: Conduct, folder: Path, data: Any)
     return Charged(book.resume_account(facts["name"], seen=saved.seen, data=data), book, own)
 
 
-def _book(conduct: Conduct, folder: Path | None) -> Ledger:
+def _book(conduct: Conduct, folder: Path | None, *, new: bool) -> Ledger:
     if isinstance(conduct.ledger, Ledger):
         return conduct.ledger
     if conduct.ledger is not None:
         return Ledger(conduct.ledger)
     assert folder is not None
     folder.mkdir(parents=True, exist_ok=True)
-    return Ledger(folder / OWN_LEDGER)
+    return Ledger(folder / OWN_LEDGER, create=new)
