@@ -201,7 +201,7 @@ def run(command: list[str], options: argparse.Namespace) -> str:
 
 def commit() -> str:
     done = subprocess.run(["git", "rev-parse", "HEAD"], cwd=HOME, capture_output=True, text=True, check=False)
-    return done.stdout.strip() or os.environ.get("HUSH_COMMIT", "unknown")
+    return os.environ.get("HUSH_COMMIT") or done.stdout.strip() or "unknown"
 
 
 def device_name(device: str) -> str:
