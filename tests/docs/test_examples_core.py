@@ -67,10 +67,11 @@ def audit(monkeypatch: pytest.MonkeyPatch) -> Iterator[Audit]:
 
 
 def test_hazard_27_training_loop(audit: Audit, tmp_path: Path) -> None:
+    Ledger(tmp_path / "mnist.hush", create=True).close()
     spent = example("training_loop").main(epochs=1, lot_size=200, examples=4000, ledger=str(tmp_path / "mnist.hush"))
     assert len(audit.multipliers) == 20 and len(set(audit.multipliers)) == 1
     assert all(1.0 <= bound <= 1.05 for bound in audit.bounds)
-    (page,) = Ledger(tmp_path / "mnist.hush").pages()
+    (page,) = Ledger(tmp_path / "mnist.hush").accounts()
     event = PoissonSampled(0.05, Gaussian(audit.multipliers[0])) * 20
     assert page.closed and page.spent == 20 and page.event(20) == event
     assert spent == epsilon(event, delta=1e-5) and spent.upper <= 2.0

@@ -19,6 +19,11 @@ def gaussian_epsilon(sigma: float, delta: float) -> float:
     return brentq(lambda eps: gaussian_delta(sigma, eps) - delta, 0.0, 100.0)
 
 
+def take(account, units):
+    for _ in range(units):
+        account.take()
+
+
 def test_slices_fill_the_cap_exactly_and_not_more(tmp_path):
     """0.1 + 0.2 = 0.3 in decimals, as a person means it, though not in floats."""
     with Ledger(tmp_path / "l", budget=Budget(epsilon=0.3, delta=3e-6)) as ledger:
@@ -30,7 +35,7 @@ def test_slices_fill_the_cap_exactly_and_not_more(tmp_path):
         tiny = Budget(epsilon=1e-12, delta=1e-12)
         with pytest.raises(BudgetExhausted, match="nothing was computed on the data"):
             ledger.open_account("c", budget=tiny, units=[(PureDP(1e-13), 1)])
-        assert len(ledger.pages()) == 2
+        assert len(ledger.accounts()) == 2
 
 
 def test_hazard_25_a_second_run_pays_beside_the_first(tmp_path):
@@ -45,7 +50,7 @@ def test_hazard_25_a_second_run_pays_beside_the_first(tmp_path):
 
 def test_a_plan_must_fit_its_slice(tmp_path):
     exact = gaussian_epsilon(4.0 / math.sqrt(9), 1e-5)
-    with Ledger(tmp_path / "l") as ledger:
+    with Ledger(tmp_path / "l", create=True) as ledger:
         with pytest.raises(LedgerMismatch, match="a plan that costs"):
             ledger.open_account("a", budget=Budget(epsilon=exact * 0.99, delta=1e-5), units=[(Gaussian(4.0), 9)])
         ledger.open_account("a", budget=Budget(epsilon=exact * 1.01, delta=1e-5), units=[(Gaussian(4.0), 9)])
@@ -55,7 +60,7 @@ def test_a_plan_must_fit_its_slice(tmp_path):
 
 def test_upfront_is_part_of_the_slice(tmp_path):
     budget = Budget(epsilon=gaussian_epsilon(4.0 / math.sqrt(9), 1e-5) * 1.01, delta=1e-5)
-    with Ledger(tmp_path / "l") as ledger, pytest.raises(LedgerMismatch, match="a plan that costs"):
+    with Ledger(tmp_path / "l", create=True) as ledger, pytest.raises(LedgerMismatch, match="a plan that costs"):
         ledger.open_account("a", budget=budget, upfront=Gaussian(2.0), units=[(Gaussian(4.0), 9)])
 
 
@@ -69,7 +74,7 @@ def test_slices_give_no_refund(tmp_path):
 
 
 def test_a_smaller_delta_than_the_slices_is_answered_by_the_odometer(tmp_path):
-    with Ledger(tmp_path / "l") as ledger:
+    with Ledger(tmp_path / "l", create=True) as ledger:
         for name in "ab":
             ledger.open_account(name, budget=Budget(epsilon=1.0, delta=1e-5), units=[(Gaussian(20.0), 9)])
         spent = ledger.spent(delta=1e-6)
@@ -86,7 +91,7 @@ def test_renyi_never_admits_more_than_the_exact_cost_allows(tmp_path):
                 account = ledger.open_account(f"r{run}", budget=None, units=[(Gaussian(20.0), 4)])
             except BudgetExhausted:
                 break
-            account.reserve(4)
+            take(account, 4)
         sigma = 20 / math.sqrt(4 * run)
         assert gaussian_epsilon(sigma, 1e-5) <= 1.0, "the filter let too much through"
         assert gaussian_epsilon(sigma, 1e-5) > 0.6, "the filter is useless"
@@ -97,10 +102,10 @@ def test_renyi_holds_the_whole_plan_and_refunds_what_was_not_used(tmp_path):
     """A run that would pass the cap is refused before any gradient, even while the others have used little."""
     with Ledger(tmp_path / "l", budget=Budget(epsilon=1.0, delta=1e-5), rule="renyi") as ledger:
         account = ledger.open_account("a", budget=None, units=[(Gaussian(20.0), 12)])
-        account.reserve(2)
+        take(account, 2)
         with pytest.raises(BudgetExhausted, match="beside what is held"):
             ledger.open_account("b", budget=None, units=[(Gaussian(20.0), 11)])
-        account.close(2)
+        account.close()
         ledger.open_account("b", budget=None, units=[(Gaussian(20.0), 11)])
         with pytest.raises(BudgetExhausted):
             ledger.open_account("c", budget=None, units=[(Gaussian(20.0), 11)])
@@ -108,7 +113,7 @@ def test_renyi_holds_the_whole_plan_and_refunds_what_was_not_used(tmp_path):
 
 def test_renyi_counts_upfront_from_the_opening(tmp_path):
     with Ledger(tmp_path / "l", budget=Budget(epsilon=2.0, delta=1e-5), rule="renyi") as ledger:
-        ledger.open_account("a", budget=None, upfront=Gaussian(4.0), units=[(Gaussian(20.0), 1)]).close(0)
+        ledger.open_account("a", budget=None, upfront=Gaussian(4.0), units=[(Gaussian(20.0), 1)]).close()
         assert ledger.spent(delta=1e-5).upper >= gaussian_epsilon(4.0, 1e-5)
 
 
@@ -117,8 +122,8 @@ def test_odometer_admits_everything_and_reads_at_least_the_exact_cost(tmp_path):
         assert ledger.spent(delta=1e-5).upper == 0
         for run in range(1, 4):
             account = ledger.open_account(str(run), budget=None, units=[(Gaussian(2.0), 10)])
-            account.reserve(4)
-            account.close(4)
+            take(account, 4)
+            account.close()
             exact = gaussian_epsilon(2 / math.sqrt(4 * run), 1e-5)
             assert exact <= ledger.spent(delta=1e-5).upper <= 2 * exact
         assert account.spent(delta=1e-5).upper >= gaussian_epsilon(1.0, 1e-5)
@@ -142,6 +147,6 @@ def test_rule_and_cap_are_fixed_with_the_file(tmp_path):
 
 
 def test_slice_of_one_account_is_answered_at_any_delta(tmp_path):
-    with Ledger(tmp_path / "l") as ledger:
+    with Ledger(tmp_path / "l", create=True) as ledger:
         ledger.open_account("a", budget=Budget(epsilon=1.0, delta=1e-5), units=[(Gaussian(20.0), 9)])
         assert ledger.spent(delta=1e-8) == epsilon(Gaussian(20.0) * 9, delta=1e-8)

@@ -1,7 +1,6 @@
 """hush train: train to a budget, with a recipe of the package or a job of one's own. Torch is imported when it runs."""
 
 import json
-import sys
 import warnings
 from dataclasses import replace
 from pathlib import Path
@@ -75,7 +74,6 @@ def train(
         raise ValueError(f"--out must be a folder, got {out}")
     if ledger is not None:
         _must_be_or_become_a_file("--ledger", ledger)
-    new = ledger is not None and not ledger.exists()
     from hush import training as fitting
 
     conduct = fitting.Conduct(
@@ -86,6 +84,7 @@ def train(
         out=out,
         resume=resume,
         ledger=ledger,
+        create_ledger=not resume,
         device=_device(device),
         seed=seed,
         unsafe_diagnostics=unsafe_diagnostics,
@@ -113,8 +112,6 @@ def train(
     except KeyboardInterrupt:
         how = "" if out is None else "; go on with --resume"
         raise Stopped(f"stopped; what was charged stays charged{how}") from None
-    if new:
-        print(f"hush: ledger {plain(ledger)} was created", file=sys.stderr)
     _print(result, as_json)
     if out is not None and result.report is None:
         raise ValueError(f"not everything was written into {out}: see the warnings above")

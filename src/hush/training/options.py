@@ -124,6 +124,7 @@ class Conduct:
     resume: bool = False
     checkpoint_every: int | None = None
     ledger: str | PathLike[str] | Ledger | None = None
+    create_ledger: bool = False
     device: str | torch.device | None = None
     padded: bool | None = None
     compile: Compile = "auto"

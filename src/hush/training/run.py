@@ -182,7 +182,7 @@ class Run:
         private, per_epoch = self._private, self.plan.lots.steps_per_epoch
         runner = make_runner(private, self.loader, self.losses_of, self.conduct, self.device, self.batch_size)
         assert private.account is not None
-        self._units_before, self._steps_before = private.account.reserved, private.steps_done
+        self._units_before, self._steps_before = private.account.taken, private.steps_done
         if not self.history:
             self._measure(progress, scribe)
         for lot in private.lots():
