@@ -41,7 +41,6 @@ class Content:
         )
         return _applied(self.safe, kept)
 
-
     def at_some_moment(self, chance: random.Random) -> bytes:
         """As it was after one of its writes, for a file of one sector."""
         return _applied(self.safe, self.pending[: chance.randrange(len(self.pending) + 1)])
