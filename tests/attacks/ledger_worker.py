@@ -20,7 +20,7 @@ from hush.ledger import Account, Ledger, LedgerError, account, ledger_file, lock
 
 CAP = Budget(epsilon=3.0, delta=1e-5)
 SLICE = Budget(epsilon=1.0, delta=1e-6)
-UNIT, UNITS = Gaussian(100.0), 120
+UNIT, UNITS = Gaussian(200.0), 400
 
 
 class Worker:

@@ -90,7 +90,7 @@ def test_a_ledger_that_was_rolled_back_is_refused_and_a_missing_one_is_said(fold
     for file in copy.glob("ledger.hush*"):
         file.unlink()
     assert "was not found" in str(read_statement(copy))
-    with Ledger(copy / "ledger.hush"):
+    with Ledger(copy / "ledger.hush", create=True):
         pass
     with pytest.raises(LedgerError):
         read_statement(copy)

@@ -14,7 +14,6 @@ from hush.ledger.chain import Head
 from hush.ledger.errors import AccountRefused, BudgetExhausted, LedgerError
 
 _LEAST_BLOCK = 16  # for plans so short that a share of them would be less
-_LARGEST_SHORT_BLOCK = 50  # of a plan so short that 5 % of it would be less
 _COST_SHARE = 0.004  # of the time between two reservations may go into writing them: below 1 % with room to spare
 
 
@@ -235,7 +234,7 @@ class _Blocks:
     """How many units to reserve ahead: few, to lose little in a crash; enough to cost well below 1 % of a step."""
 
     def __init__(self, total: int) -> None:
-        self._most = max(_LARGEST_SHORT_BLOCK, total // 20)  # a crash loses at most 5 % of a long plan
+        self._most = max(_LEAST_BLOCK, total // 20)  # a crash loses at most 5 % of the plan
         self._block = max(_LEAST_BLOCK, total // 64)
         self._last: tuple[int, float] | None = None
         self._seconds = 0.0

@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from typing import Any, NoReturn
 
+from hush.accounting.approximate_noise import epsilon_of_inexact
 from hush.accounting.bounds import Bounds
 from hush.ledger.charging import ChargeAccount
 from hush.plan import Plan
@@ -62,7 +63,11 @@ class ChargedSampler:
 
     def spent(self, delta: float) -> Bounds:
         """Epsilon of all that was charged."""
-        return self.plan.epsilon(delta=delta) if self.account is None else self.account.so_far(delta=delta)
+        account = self.account
+        if account is None:
+            return self.plan.epsilon(delta=delta)
+        beyond = max(0.0, self.distance - account.distance)  # of an account that was opened for other noise
+        return epsilon_of_inexact(lambda delta: account.so_far(delta=delta), delta=delta, distance=beyond)
 
     def state_dict(self) -> dict[str, Any]:
         """Plain values, never a key; what was reserved ahead is given back first."""

@@ -60,11 +60,6 @@ def open_account(
                 f"the account holds {ledger.total} units and the plan {sum(count for _, count in plan.units)}: open "
                 "it with units=plan.units, upfront=plan.spent"
             )
-        if ledger.distance < distance:
-            raise ValueError(
-                f"the account was opened for noise that is exact to {ledger.distance:.1e} over the whole run, and this "
-                f"run's is exact to {distance:.1e}: open it with distance={distance!r}"
-            )
         return ledger
     book = ledger if isinstance(ledger, Ledger) else Ledger(ledger, create=create)
     name = f"{datetime.now(UTC):%Y-%m-%dT%H:%M:%S}-{secrets.token_hex(4)}"

@@ -184,7 +184,12 @@ class LedgerFile:
 def create(path: Path, fact: Mapping[str, Any]) -> bool:
     """Make the file with its first entry, whole or not at all; False where another process was faster."""
     with _said_clearly(path):
-        witness.must_be_new(path)
+        try:
+            witness.must_be_new(path)
+        except LedgerDamaged:
+            if os.path.lexists(path):  # another process has made it meanwhile, and charged to it
+                return False
+            raise
         fresh = path.with_name(f".hush-new-{secrets.token_hex(8)}")
         entry = write(fact, after=EMPTY)
         descriptor = os.open(fresh, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o600)  # the salt is in it: for its owner
