@@ -25,6 +25,7 @@ NAME = "\x1b[8m</b>[/red]\u202e\nspent: epsilon 0"
 
 def test_a_second_run_in_the_same_folder_is_refused_before_it_is_charged(tmp_path: Path) -> None:
     book, refused = tmp_path / "data.hush", []
+    Ledger(book, create=True).close()
 
     def metric(outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
         if len(outputs) == 100 and not refused:
@@ -36,7 +37,7 @@ def test_a_second_run_in_the_same_folder_is_refused_before_it_is_charged(tmp_pat
     run(out=tmp_path / "run", ledger=book, held_out=HeldOut(data=blobs(100), public=True, metric=metric))
     assert refused
     with Ledger(book) as ledger:
-        assert len(ledger.pages()) == 1
+        assert len(ledger.accounts()) == 1
     assert not list((tmp_path / "run").rglob(".hush*")), "nothing of the lock stays"
 
 
@@ -81,14 +82,14 @@ def test_what_cannot_work_costs_nothing_and_leaves_nothing(
         with pytest.raises((TypeError, ValueError), match=words) as caught:
             run(ledger=ledger, **{"out": tmp_path / "run"} | changes)
         assert "\n" not in str(caught.value)
-        assert not ledger.pages() and not (tmp_path / "run").exists()
+        assert not ledger.accounts() and not (tmp_path / "run").exists()
 
 
 def test_a_label_that_the_model_does_not_know_is_found_before_the_charge(tmp_path: Path) -> None:
     x, y = blobs()
     y[317] = 2  # one record of a third class, for a model with two
     with pytest.raises((IndexError, ValueError, RuntimeError), match=r"bounds|range"):
-        run(data=(x, y), ledger=tmp_path / "x.hush", out=tmp_path / "run")
+        run(data=(x, y), out=tmp_path / "run")
     assert not list(tmp_path.iterdir())
 
 
@@ -122,7 +123,7 @@ def test_a_lost_checkpoint_is_said_and_never_begun_anew(tmp_path: Path) -> None:
 
 def test_a_mistyped_ledger_is_said_and_never_made(tmp_path: Path) -> None:
     with pytest.raises(Crash):
-        train(job(crash_at=2), conduct(tmp_path / "run", ledger=tmp_path / "data.hush"))
+        train(job(crash_at=2), conduct(tmp_path / "run", ledger=tmp_path / "data.hush", create_ledger=True))
     with pytest.raises(LedgerError, match=r"has charged, .*data\.hush; came .*date\.hush, where there is none"):
         train(job(), conduct(tmp_path / "run", ledger=tmp_path / "date.hush", resume=True))
     assert not (tmp_path / "date.hush").exists()
