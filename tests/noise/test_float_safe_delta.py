@@ -1,4 +1,4 @@
-"""What discrete noise adds to delta is in every number that a run states or is charged for."""
+"""What float-safe noise adds to delta is in every number that a run states or is charged for."""
 
 from pathlib import Path
 
@@ -11,7 +11,7 @@ from hush.accounting import Budget
 from hush.accounting.approximate_noise import added_delta
 from hush.clipping import FlatClip
 from hush.ledger import Ledger
-from hush.noise import float_safe as discrete
+from hush.noise import float_safe
 from hush.plan import Plan
 from hush.private import Private
 from hush.sampling.lots import PoissonLots
@@ -31,7 +31,7 @@ def spend_all(private: Private) -> None:
 @pytest.fixture
 def coarse(monkeypatch: pytest.MonkeyPatch) -> float:
     """Integers that are exact to 1e-11 each, so that their share of delta can be seen."""
-    monkeypatch.setattr(discrete, "DISTANCE", 1e-11)
+    monkeypatch.setattr(float_safe, "DISTANCE", 1e-11)
     return 1e-11 * 20 * 6
 
 
