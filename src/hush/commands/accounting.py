@@ -2,25 +2,31 @@
 
 import json
 import math
+import time
 import warnings
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Annotated, cast
+from typing import Annotated, TypeVar, cast
 
 import typer
 
 from hush import accounting
-from hush.accounting import Accountant, Allocated, Bounds, Event, Gaussian, PoissonSampled, Shuffled, rounded_up
+from hush.accounting import Accountant, Allocated, Bounds, Budget, Event, Gaussian, PoissonSampled, Shuffled, rounded_up
 from hush.commands import figure
 from hush.commands.ranges import MOST_STEPS, count, path, proper_budget, proper_delta, within
 from hush.commands.watching import watched
 
+T = TypeVar("T", int, float)
+
 _TOO_DEAR = 1e4  # an epsilon that protects nobody; certifying it can take a minute and a gigabyte
-_LEAST_RATE = {"poisson": 1e-12, "allocated": 1e-5, "shuffled": 1e-9}
+LEAST_NOISE = 0.05  # less protects nobody
+_PATIENCE = 5.0  # seconds for a search by the accountant that was asked for
+_LEAST_RATE = {"poisson": 1e-9, "allocated": 1e-5, "shuffled": 1e-9}
+_LEAST_RATE_TO_SEARCH = 1e-6  # a search asks the accountant twenty times, and a rate below this takes it seconds
 
 Rate = Annotated[float, typer.Option(help="Sampling rate q = lot size / examples, in [0, 1].")]
-Noise = Annotated[float, typer.Option(help="Noise multiplier sigma, from 0.01 to 1e6.")]
+Noise = Annotated[float, typer.Option(help="Noise multiplier sigma, from 0.05 to 1e6.")]
 Steps = Annotated[int, typer.Option(parser=count, metavar="N", help="Number of lots T, a whole number up to 1e12.")]
 Delta = Annotated[float, typer.Option(help="Delta, in (0, 1).")]
 Epsilon = Annotated[float, typer.Option(help="Epsilon not to be exceeded, from 1e-6 to 1000.")]
@@ -78,14 +84,17 @@ def noise(
     def planned(multiplier: float) -> Event:
         return _event(rate, multiplier, steps, sampling)
 
-    run_event(rate=rate, noise=1.0, steps=steps, sampling=sampling)
+    _searchable(rate)
+    least = run_event(rate=rate, noise=LEAST_NOISE, steps=steps, sampling=sampling)
     with _answering(which):
-        found = accounting.calibrate.noise(planned, budget, accountant=which)
+        found = LEAST_NOISE
+        if accounting.epsilon(least, delta=delta, accountant=which).upper > epsilon:
+            found, which = _searched(accounting.calibrate.noise, planned, budget, which)
         spent = accounting.epsilon(planned(found), delta=delta, accountant=which).upper
     values = {
         "noise_multiplier": found,
         "epsilon": spent,
-        "accountant": accountant,
+        "accountant": which,
         "sampling": sampling,
         "valid": True,
     }
@@ -106,6 +115,7 @@ def steps(
     Example: hush steps --epsilon 2 --delta 1e-5 --rate 0.01 --noise 4
     """
     which, budget = _known(accountant), proper_budget(epsilon, delta)
+    _searchable(rate)
     run_event(rate=rate, noise=noise, steps=1, sampling=sampling)
     each = 1 if sampling == "poisson" else _lots_per_epoch(rate)
 
@@ -113,9 +123,9 @@ def steps(
         return _event(rate, noise, units * each, sampling)
 
     with _answering(which):
-        found = accounting.calibrate.steps(planned, budget, accountant=which)
+        found, which = _searched(accounting.calibrate.steps, planned, budget, which)
         spent = accounting.epsilon(planned(found), delta=delta, accountant=which).upper
-    values = {"steps": found * each, "epsilon": spent, "accountant": accountant, "sampling": sampling, "valid": True}
+    values = {"steps": found * each, "epsilon": spent, "accountant": which, "sampling": sampling, "valid": True}
     _show(values, f"{found * each} steps (epsilon {rounded_up(spent)} at delta {delta:g})", as_json)
 
 
@@ -136,7 +146,8 @@ def compare(
     Example: hush compare --rate 0.01 --noise 4 --epochs 400 --delta 1e-5 --plot compare.png
     """
     within("epochs", epochs, 1, 10**6)
-    if not 0 < rate <= 1:
+    _searchable(rate)
+    if rate == 0:
         raise ValueError(f"rate must lie in (0, 1] to count epochs, got {rate}")
     if plot is not None:
         figure.must_be_drawable(plot)
@@ -162,7 +173,7 @@ def compare(
 def run_event(*, rate: float, noise: float, steps: int, sampling: str) -> Event:
     """The event of a run of Gaussian lots; epochs, where sampling is by epochs, are charged whole when begun."""
     within("steps", steps, 0, MOST_STEPS)
-    within("noise", noise, 0.01, 1e6)
+    within("noise", noise, LEAST_NOISE, 1e6)
     within("rate", rate, 0, 1)
     if sampling not in _LEAST_RATE:
         raise ValueError(f"sampling must be poisson, allocated or shuffled, got {sampling!r}")
@@ -225,6 +236,36 @@ def _answering(accountant: Accountant) -> Iterator[None]:
             f"accountant {accountant} has no answer for these numbers ({error}); choose less extreme ones, or another "
             "accountant"
         ) from error
+
+
+def _searched(
+    search: Callable[..., T], planned: Callable[[T], Event], budget: Budget, accountant: Accountant
+) -> tuple[T, Accountant]:
+    """What the search finds, and by which accountant: where it takes long Renyi's answer, which holds as well."""
+    until = time.monotonic() + _PATIENCE
+
+    def patiently(candidate: T) -> Event:
+        if time.monotonic() > until:
+            raise _TooLong
+        return planned(candidate)
+
+    try:
+        return search(patiently, budget, accountant=accountant), accountant
+    except _TooLong:
+        warnings.warn(
+            f"a search by {accountant} takes too long here: this is Renyi's answer", UserWarning, stacklevel=2
+        )
+        return search(planned, budget, accountant="renyi"), "renyi"
+
+
+class _TooLong(Exception):
+    """The search has used up its time."""
+
+
+def _searchable(rate: float) -> None:
+    within("rate", rate, 0, 1)
+    if 0 < rate < _LEAST_RATE_TO_SEARCH:
+        raise ValueError(f"rate must be 0 or at least {_LEAST_RATE_TO_SEARCH:g} here, got {rate:g}; see hush epsilon")
 
 
 def _known(accountant: str) -> Accountant:
