@@ -36,6 +36,7 @@ def main(arguments: list[str] | None = None) -> None:
         with suppress(AttributeError, ValueError):  # a name that the terminal cannot write is shown as escapes
             stream.reconfigure(errors="backslashreplace")  # type: ignore[union-attr]
     with warnings.catch_warnings():
+        warnings.simplefilter("default", UserWarning)
         warnings.showwarning = _warn  # type: ignore[assignment]
         sys.exit(_run(sys.argv[1:] if arguments is None else arguments))
 

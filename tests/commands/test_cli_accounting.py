@@ -106,7 +106,7 @@ def test_a_search_that_takes_long_gives_renyis_answer_and_says_so(
     monkeypatch.setattr("hush.commands.accounting._PATIENCE", -1.0)
     status, out, err = hush(capsys, f"noise {rest} --json")
     assert status == 0 and json.loads(out) == quick
-    assert err == "hush: warning: a search by pld takes too long here: this is Renyi's answer\n"
+    assert err == "hush: warning: a search by pld takes too long: this is Renyi's answer\n"
 
 
 def test_compare_draws_the_papers_figure(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:

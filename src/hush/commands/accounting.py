@@ -4,7 +4,7 @@ import json
 import math
 import time
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated, TypeVar, cast
@@ -252,9 +252,7 @@ def _searched(
     try:
         return search(patiently, budget, accountant=accountant), accountant
     except _TooLong:
-        warnings.warn(
-            f"a search by {accountant} takes too long here: this is Renyi's answer", UserWarning, stacklevel=2
-        )
+        warnings.warn(f"a search by {accountant} takes too long: this is Renyi's answer", UserWarning, stacklevel=2)
         return search(planned, budget, accountant="renyi"), "renyi"
 
 
@@ -274,5 +272,5 @@ def _known(accountant: str) -> Accountant:
     return cast(Accountant, accountant)
 
 
-def _show(values: dict[str, object], text: str, as_json: bool) -> None:
+def _show(values: Mapping[str, object], text: str, as_json: bool) -> None:
     print(json.dumps(values) if as_json else text)
