@@ -234,7 +234,7 @@ class History:
         self.old.append(to)
 
     def move(self) -> None:
-        """The runs that have it open go on; its witness stays behind or comes along."""
+        """Runs that have it open are refused from now on; its witness stays behind or comes along."""
         to = self.folder / f"moved{self._some()}"
         if self.chance.random() < 0.5 and Path(f"{self.path}-head").exists():
             os.rename(f"{self.path}-head", f"{to}-head")
@@ -242,6 +242,8 @@ class History:
         for name in self.names:
             if os.path.islink(name):
                 os.unlink(name)
+        for process in [process for process in self.processes if not process.busy and self.chance.random() < 0.5]:
+            self._ask(process, "open", str(to), "/")
         others = [name for name in self.names if name != str(self.path) and os.path.exists(name)]
         self.path, self.names = to, [str(to), *others]
 
