@@ -130,7 +130,7 @@ class History:
             if len(records) > SLICES or any(unit >= UNITS for _, unit in released):
                 raise Violation(f"{len(records)} accounts, or a unit beyond its plan")
             if self.seen.sequence:
-                ledger.must_include(self.seen)
+                self._must_include(ledger)
             self.seen = ledger.head()
 
     def _opened(self, path: Path, otherwise: str, seen: Head | None = None) -> Ledger:
@@ -138,6 +138,12 @@ class History:
             return Ledger(path, seen=seen)
         except LedgerError as error:
             raise Violation(f"{otherwise}: {error}") from None
+
+    def _must_include(self, ledger: Ledger) -> None:
+        try:
+            ledger.must_include(self.seen)
+        except LedgerError as error:
+            raise Violation(f"an entry that was seen is gone: {error}") from None
 
     def _must_refuse(self, path: Path, why: str, *, seen: Head | None = None, create: bool = False) -> None:
         process = self._idle()
@@ -389,10 +395,11 @@ def run_history(seed: int, steps: int, fault: str | None = None) -> tuple[int, l
     with tempfile.TemporaryDirectory() as folder:
         history = History(Path(folder), random.Random(seed), fault)
         try:
-            for _ in range(steps):
-                history.step()
-            history.wait()
-            history.check()
+            with ledger_worker.journal(Path(folder)):  # what the machine itself makes durable, by opening the ledger
+                for _ in range(steps):
+                    history.step()
+                history.wait()
+                history.check()
             return len(history._released()), history.log
         except Violation as violation:
             raise Violation(f"history {seed}, step {len(history.log)}: {violation}") from None

@@ -40,7 +40,7 @@ class LedgerFile:
                     self._read_on()
                     if self._writable:
                         locks.require_working(self._descriptor, path)
-                        _sync(self._descriptor)  # a killed process may have left an entry that is not durable yet
+                    self._make_durable()
                 witness.check(path, self.name, self.balances.head, self.hash_at)
             except BaseException:
                 self.close()
@@ -70,7 +70,10 @@ class LedgerFile:
     def refresh(self) -> Balances:
         """The balances with everything that other processes have written since."""
         with _said_clearly(self.path), self._turn(alone=False):
+            known = self._end
             self._read_on()
+            if self._end != known:
+                self._make_durable()
         return self.balances
 
     def hash_at(self, sequence: int) -> str | None:
@@ -133,6 +136,14 @@ class LedgerFile:
             self._took(line[:64].decode(), self._judged(body), len(line) + 1)
         self._torn = size > self._end
         self._must_hold_heads()
+
+    def _make_durable(self) -> None:
+        """A process that was killed between write and sync left an entry that a power cut takes; now it is shown."""
+        try:
+            _sync(self._descriptor)
+        except OSError:
+            if self._writable:
+                raise
 
     def _judged(self, body: bytes) -> Callable[[], None]:
         try:
