@@ -377,8 +377,10 @@ def test_s11_two_thousand_accounts_are_added_up_within_a_second(tmp_path: Path, 
 def test_a_million_entries_are_opened_within_ten_seconds_and_500_mb(tmp_path: Path) -> None:
     write_long_ledger(tmp_path / "l", accounts=20, entries=10**6)
     code = (
-        "import resource, sys, time; from hush.ledger import Ledger; began = time.process_time(); Ledger(sys.argv[1]);"
-        "print(time.process_time() - began, resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024)"
+        "import pathlib, re, sys, time; from hush.ledger import Ledger;"
+        "began = time.process_time(); Ledger(sys.argv[1]);"
+        "status = pathlib.Path('/proc/self/status').read_text();"
+        "print(time.process_time() - began, int(re.search(r'VmHWM:\\s+(\\d+)', status)[1]) / 1024)"
     )
     done = subprocess.run([sys.executable, "-c", code, tmp_path / "l"], capture_output=True, text=True, check=True)
     seconds, megabytes = map(float, done.stdout.split())
