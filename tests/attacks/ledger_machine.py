@@ -308,6 +308,8 @@ class History:
             raise Violation("a damaged file is accepted with another balance")
 
     def power_cut(self) -> None:
+        if self.chance.random() < 0.5:  # right after a charge, which nobody has looked at and so made durable
+            self._tell("take_and_settle", self._some(), self.chance.randint(1, 5))
         for process in self.processes:
             process.end()
         self.processes = []

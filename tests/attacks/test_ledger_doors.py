@@ -4,6 +4,7 @@ Each test is a situation in which an earlier ledger (a database with its journal
 gave out a unit twice or let a cap be passed. The processes are real and die by SIGKILL.
 """
 
+import json
 import os
 import shutil
 import signal
@@ -360,6 +361,16 @@ def test_a_file_that_calls_itself_a_ledger_and_hides_something_is_refused(path: 
         path.write_bytes(b"\n".join(hidden))
         with pytest.raises(LedgerDamaged):
             Ledger(path)
+
+
+def test_an_interrupt_at_any_moment_neither_loses_a_charge_nor_repeats_a_unit(tmp_path: Path) -> None:
+    script = Path(__file__).with_name("interrupted_run.py")
+    done = subprocess.run([sys.executable, script, tmp_path / "l", "1.5"], capture_output=True, text=True, timeout=60)
+    assert done.returncode == 0, done.stderr
+    said = json.loads(done.stdout)
+    assert said["interrupts"] > 20 and len(said["units"]) > 100
+    assert len(set(said["units"])) == len(said["units"])
+    assert on_record(tmp_path / "l") > max(said["units"])
 
 
 @pytest.mark.timing
