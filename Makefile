@@ -6,7 +6,7 @@ VENV   ?= .venv
 BIN    := $(VENV)/bin
 READY  := $(VENV)/.ready
 
-.PHONY: test train lint types unit timing test-long test-machines gpu kill-test figures docs clean
+.PHONY: test train lint types unit timing test-long test-machines gpu kill-test attack-test figures docs clean
 
 test: lint types unit timing
 

@@ -105,9 +105,11 @@ def database_commits(path: Path, count: int, journal: str) -> list[float]:
 def opening(path: Path) -> dict[str, float]:
     """A process of its own opens the ledger: seconds, and memory beside that of the imports."""
     code = (
-        "import resource, sys, time; from hush.ledger import Ledger; memory = lambda: resource.getrusage(0).ru_maxrss;"
-        "before, began = memory(), time.perf_counter(); ledger = Ledger(sys.argv[1]);"
-        "print(time.perf_counter() - began, time.process_time(), (memory() - before) / 1024, ledger.head().sequence)"
+        "import pathlib, re, sys, time; from hush.ledger import Ledger;"
+        "memory = lambda: int(re.search(r'VmHWM:\\s+(\\d+)', pathlib.Path('/proc/self/status').read_text())[1]);"
+        "before, began, used = memory(), time.perf_counter(), time.process_time(); ledger = Ledger(sys.argv[1]);"
+        "print(time.perf_counter() - began, time.process_time() - used, (memory() - before) / 1024,"
+        " ledger.head().sequence)"
     )
     done = subprocess.run([sys.executable, "-c", code, str(path)], capture_output=True, text=True, check=True)
     seconds, processor, megabytes, entries = map(float, done.stdout.split())

@@ -74,10 +74,8 @@ class Private:
         self._parameters = self._guard.begin_lot()  # what cannot be trained is refused before anything is charged
         check_groups(plan.clip.at(0), self._parameters, noisy=plan.noise_at(0) > 0)
         distance = distance_of_run(plan.steps + plan.reserve, self._parameters) if noise == "discrete" else 0.0
-        self._sampler = ChargedSampler(plan, open_account(plan, ledger, distance=distance), seed, distance=distance)
-        self._releaser = Releaser(
-            self._sampler.key, expected_size=plan.lots.expected_size, discrete=noise == "discrete"
-        )
+        self._course = ChargedSampler(plan, open_account(plan, ledger, distance=distance), seed, distance=distance)
+        self._releaser = Releaser(self._course.key, expected_size=plan.lots.expected_size, discrete=noise == "discrete")
         self._clip = plan.clip
         self._sum = LotSum()
         self._lot: Lot | None = None
@@ -90,7 +88,7 @@ class Private:
 
         Raises BudgetExhausted where the account has no units left (a resumed run whose lost steps were not reserved).
         """
-        while self._sampler.step < self.plan.steps:
+        while self._course.step < self.plan.steps:
             if self._closed:
                 raise RuntimeError("this run was ended by detach(); make a new Private")
             if self._lot is not None:
@@ -100,9 +98,9 @@ class Private:
                 )
             self._clear_gradients()
             self._parameters = self._guard.begin_lot()
-            self._lot = self._sampler.next_lot()
-            step = self._sampler.step
-            self._due = Due(self._parameters, self._clip.at(step), self._sampler.noise(), step)
+            self._lot = self._course.next_lot()
+            step = self._course.step
+            self._due = Due(self._parameters, self._clip.at(step), self._course.noise(), step)
             yield self._lot
 
     def backward(self, losses: Tensor, mask: Tensor | None = None, *, copies: int = 1) -> None:
@@ -173,22 +171,22 @@ class Private:
     @property
     def private(self) -> bool:
         """Whether the run protects anybody: a plan with noise, and randomness that nobody can repeat."""
-        return self.plan.private and self._sampler.key.private
+        return self.plan.private and self._course.key.private
 
     @property
     def distance(self) -> float:
         """How far all that the plan releases may lie from the law that is accounted, in total variation."""
-        return self._sampler.distance
+        return self._course.distance
 
     @property
     def steps_done(self) -> int:
         """Steps of the plan that are behind, abandoned ones included."""
-        return self._sampler.step
+        return self._course.step
 
     @property
     def account(self) -> ChargeAccount | None:
         """The account that is charged; None for a plan without noise."""
-        return self._sampler.account
+        return self._course.account
 
     def spent(self, *, delta: float) -> Bounds:
         """Epsilon of all that was charged so far, with what inexact noise ("discrete") adds to delta in the whole plan.
@@ -196,12 +194,12 @@ class Private:
         True for a run that was always meant to end here. If it ends early because of something seen in the data, its
         guarantee is `plan.epsilon(delta=delta)`, the whole plan's.
         """
-        return self._sampler.spent(delta)
+        return self._course.spent(delta)
 
     def state_dict(self) -> dict[str, Any]:
         """Where the run stands, in plain values: never a key, never a sum. Settles the account; between lots only."""
         self._require_no_lot("save")
-        return self._sampler.state_dict() | {"clip": clip_to_dict(self._clip)}
+        return self._course.state_dict() | {"clip": clip_to_dict(self._clip)}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Go on where `state_dict` stood.
@@ -210,8 +208,8 @@ class Private:
         was begun is given up and stays charged, since its remaining lots cannot be drawn again without the old key.
         """
         self._require_no_lot("load")
-        self._sampler.load_state_dict(state)
-        self._releaser.take(self._sampler.key)
+        self._course.load_state_dict(state)
+        self._releaser.take(self._course.key)
         self._clip, self._sum = clip_from_dict(state["clip"]), LotSum()
 
     def detach(self) -> None:
@@ -222,8 +220,8 @@ class Private:
         self._sum.clear()
         self._clear_gradients()
         self._releaser.close()
-        if self._sampler.account is not None:
-            self._sampler.account.close()
+        if self._course.account is not None:
+            self._course.account.close()
 
     # Inside --------------------------------------------------------------------------------------------------------
 
@@ -252,7 +250,7 @@ class Private:
     def _close_lot(self) -> None:
         self._lot = None
         self._sum.clear()
-        self._sampler.step += 1
+        self._course.step += 1
 
     def _clear_gradients(self) -> None:
         for parameter in self._parameters.values():

@@ -130,7 +130,7 @@ class History:
             if len(records) > SLICES or any(unit >= UNITS for _, unit in released):
                 raise Violation(f"{len(records)} accounts, or a unit beyond its plan")
             if self.seen.sequence:
-                ledger.must_include(self.seen)
+                self._must_include(ledger)
             self.seen = ledger.head()
 
     def _opened(self, path: Path, otherwise: str, seen: Head | None = None) -> Ledger:
@@ -138,6 +138,12 @@ class History:
             return Ledger(path, seen=seen)
         except LedgerError as error:
             raise Violation(f"{otherwise}: {error}") from None
+
+    def _must_include(self, ledger: Ledger) -> None:
+        try:
+            ledger.must_include(self.seen)
+        except LedgerError as error:
+            raise Violation(f"an entry that was seen is gone: {error}") from None
 
     def _must_refuse(self, path: Path, why: str, *, seen: Head | None = None, create: bool = False) -> None:
         process = self._idle()
@@ -234,7 +240,7 @@ class History:
         self.old.append(to)
 
     def move(self) -> None:
-        """The runs that have it open go on; its witness stays behind or comes along."""
+        """Runs that have it open are refused from now on; its witness stays behind or comes along."""
         to = self.folder / f"moved{self._some()}"
         if self.chance.random() < 0.5 and Path(f"{self.path}-head").exists():
             os.rename(f"{self.path}-head", f"{to}-head")
@@ -242,6 +248,8 @@ class History:
         for name in self.names:
             if os.path.islink(name):
                 os.unlink(name)
+        for process in [process for process in self.processes if not process.busy and self.chance.random() < 0.5]:
+            self._ask(process, "open", str(to), "/")
         others = [name for name in self.names if name != str(self.path) and os.path.exists(name)]
         self.path, self.names = to, [str(to), *others]
 
@@ -300,6 +308,8 @@ class History:
             raise Violation("a damaged file is accepted with another balance")
 
     def power_cut(self) -> None:
+        if self.chance.random() < 0.5:  # right after a charge, which nobody has looked at and so made durable
+            self._tell("take_and_settle", self._some(), self.chance.randint(1, 5))
         for process in self.processes:
             process.end()
         self.processes = []
@@ -387,10 +397,11 @@ def run_history(seed: int, steps: int, fault: str | None = None) -> tuple[int, l
     with tempfile.TemporaryDirectory() as folder:
         history = History(Path(folder), random.Random(seed), fault)
         try:
-            for _ in range(steps):
-                history.step()
-            history.wait()
-            history.check()
+            with ledger_worker.journal(Path(folder)):  # what the machine itself makes durable, by opening the ledger
+                for _ in range(steps):
+                    history.step()
+                history.wait()
+                history.check()
             return len(history._released()), history.log
         except Violation as violation:
             raise Violation(f"history {seed}, step {len(history.log)}: {violation}") from None

@@ -10,7 +10,7 @@ import torch
 from ledger.kill_test import CAP, SLICE, UNIT
 from support.forgetful import forgetful_disk, watched
 
-from hush.ledger import Ledger, LedgerUnwritable, checkpoints
+from hush.ledger import Ledger, LedgerUnwritable, checkpoints, ledger_file
 
 UNITS = 400
 
@@ -65,6 +65,28 @@ def test_a_power_cut_while_an_entry_is_written_leaves_what_was_there_before(tmp_
             assert 17 <= ledger.accounts()[0].spent <= 32 and len(ledger.entries()) == 5
         (tmp_path / "cut-head").unlink()
     assert disk.syncs
+
+
+@pytest.mark.parametrize("how", ["opened", "read on"])
+def test_what_is_shown_to_anybody_is_durable(tmp_path, monkeypatch, how):
+    """A process dies between the write and the sync of an entry; whoever sees the entry makes it durable first."""
+
+    def dies(descriptor):
+        raise KeyboardInterrupt
+
+    with forgetful_disk() as disk, Ledger(tmp_path / "data.hush", budget=CAP) as ledger:
+        account = ledger.open_account("run", budget=SLICE, units=[(UNIT, UNITS)])
+        other = Ledger(tmp_path / "data.hush")
+        with monkeypatch.context() as patch:
+            patch.setattr(ledger_file, "_sync", dies)
+            with pytest.raises(KeyboardInterrupt):
+                account.spend_up_to(100)
+        if how == "opened":
+            other = Ledger(tmp_path / "data.hush")
+        assert other.accounts()[0].spent >= 100
+        disk.image(tmp_path, tmp_path / "image", chance=None)
+    (tmp_path / "image" / "data.hush-head").unlink()
+    Ledger(tmp_path / "image" / "data.hush", seen=other.head()).close()
 
 
 def test_new_ledger_is_durable_before_it_is_used(tmp_path, monkeypatch):

@@ -143,7 +143,7 @@ def test_a_ledger_by_path_by_object_and_by_account(tmp_path: Path) -> None:
 
 
 def _again(private: Private) -> Any:
-    private._sampler.step = 0
+    private._course.step = 0
     return private.lots()
 
 
@@ -205,7 +205,7 @@ def test_hazard_20_every_update_has_one_charge_and_one_noise(seed: int) -> None:
     private = Private(
         model, plan(steps=25, noise_multiplier=100.0), MemoryAccount(units=plan(steps=25).units), seed=seed
     )
-    private._sampler.account = account
+    private._course.account = account
     updates, charged_at_update, seen_noise = 0, [], []
 
     class Counting(torch.optim.SGD):

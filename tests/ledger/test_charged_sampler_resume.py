@@ -98,7 +98,7 @@ def test_noise_is_that_of_the_unit_that_was_charged() -> None:
     second.load_state_dict(first.state_dict())
     seen = []
     for lot in second.lots():
-        seen.append((lot.step, second._sampler.noise()))
+        seen.append((lot.step, second._course.noise()))
         second.step(torch.optim.SGD(second.model.parameters(), lr=0.0))
     assert seen == [(step, 1.0 + 6 + step - 3) for step in range(3, 8)]
 

@@ -70,7 +70,7 @@ EDITS = {
     "a hash in capitals": lambda lines: lines.__setitem__(6, lines[6][:64].upper() + lines[6][64:]),
     "the heads removed": lambda lines: lines.__setitem__(slice(1, 3), [b"", b""]),
     "the heads forged": lambda lines: lines.__setitem__(slice(1, 3), [lines[1].replace(b"head 0", b"head 1")] * 2),
-    "not its kind": lambda lines: lines.__setitem__(0, b"hush ledger 3"),
+    "not its kind": lambda lines: lines.__setitem__(0, b"hush-ledger 3"),
     "line ends of another system": lambda lines: lines.__setitem__(slice(None), [line + b"\r" for line in lines]),
     "a byte that is no text": lambda lines: lines.__setitem__(4, lines[4].replace(b"run", b"r\xffn")),
 }
@@ -187,7 +187,7 @@ def test_a_removed_ledger_is_not_begun_anew_unnoticed(path):
     assert not path.exists()
 
 
-@pytest.mark.parametrize("content", [b"", b"SQLite format 3\0", b"not a ledger", bytes(8192), b"hush ledger 2\n"])
+@pytest.mark.parametrize("content", [b"", b"SQLite format 3\0", b"not a ledger", bytes(8192), b"hush-ledger 2\n"])
 def test_what_is_no_ledger_is_refused_and_left_alone(tmp_path, content):
     (tmp_path / "l").write_bytes(content)
     for asked in ({}, {"budget": CAP}, {"create": True}):

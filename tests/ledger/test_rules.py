@@ -1,10 +1,12 @@
 """The three rules: what is admitted, what adds up to what."""
 
 import math
+from fractions import Fraction
 
 import pytest
 from scipy.optimize import brentq
 from scipy.stats import norm
+from support.long_ledger import write_long_ledger
 
 from hush.accounting import Budget, Gaussian, PureDP, epsilon
 from hush.ledger import BudgetExhausted, Ledger, LedgerMismatch
@@ -150,3 +152,58 @@ def test_slice_of_one_account_is_answered_at_any_delta(tmp_path):
     with Ledger(tmp_path / "l", create=True) as ledger:
         ledger.open_account("a", budget=Budget(epsilon=1.0, delta=1e-5), units=[(Gaussian(20.0), 9)])
         assert ledger.spent(delta=1e-8) == epsilon(Gaussian(20.0) * 9, delta=1e-8)
+
+
+def inexact_epsilon(sigma: float, delta: float, distance: float) -> float:
+    """The smallest epsilon at which the Gaussian's own delta and (1 + e^epsilon) times the distance fit into delta."""
+    return brentq(lambda eps: gaussian_delta(sigma, eps) + (1 + math.exp(eps)) * distance - delta, 0.0, 2.0)
+
+
+def test_noise_that_is_not_exact_must_fit_its_slice_and_is_in_what_is_stated(tmp_path):
+    sigma, distance = 20 / math.sqrt(9), 3.5e-8
+    exact, inexact = gaussian_epsilon(sigma, 1e-6), inexact_epsilon(sigma, 1e-6, distance)
+    assert inexact > 1.003 * exact
+    plan = {"units": [(Gaussian(20.0), 9)]}
+    with Ledger(tmp_path / "l", create=True) as ledger:
+        tight = Budget(epsilon=0.4 * exact + 0.6 * inexact, delta=1e-6)
+        with pytest.raises(LedgerMismatch, match="a plan that costs"):
+            ledger.open_account("a", budget=tight, distance=distance, **plan)
+        ledger.open_account("a", budget=tight, **plan)
+        roomy = Budget(epsilon=1.05 * inexact, delta=1e-6)
+        account = ledger.open_account("b", budget=roomy, distance=distance, **plan)
+        assert account.spent(delta=1e-6).upper >= inexact
+        with Ledger(ledger.path) as other:
+            assert other.accounts()[1].distance == distance
+        both = 20 / math.sqrt(18)
+        assert inexact_epsilon(both, 1.9e-6, distance) <= ledger.spent(delta=1.9e-6).upper < 2, "by the odometer"
+        for wrong in (-1e-9, 1.0, math.nan):
+            with pytest.raises(LedgerMismatch, match="a distance in total variation"):
+                ledger.open_account("c", budget=roomy, distance=wrong, **plan)
+
+
+@pytest.mark.parametrize("share", [0.6, 1.01])
+def test_distances_of_all_accounts_are_taken_out_of_the_delta_of_the_cap(tmp_path, share):
+    """Two accounts of which each uses up most of delta: the second one is refused, whatever its noise costs."""
+    cap = Budget(epsilon=1.0, delta=1e-5)
+    distance = share * cap.delta / (1 + math.exp(cap.epsilon))
+    with Ledger(tmp_path / "l", budget=cap, rule="renyi") as ledger:
+        opened = 0
+        with pytest.raises(BudgetExhausted):
+            for name in "ab":
+                ledger.open_account(name, budget=None, units=[(Gaussian(1e4), 1)], distance=distance).take()
+                opened += 1
+        assert opened == (1 if share < 1 else 0)
+        if opened:
+            assert ledger.spent(delta=1e-5).upper <= cap.epsilon
+            assert ledger.spent(delta=4e-6).upper > 2 * gaussian_epsilon(1e4, 4e-6), "delta is nearly used up"
+
+
+def test_equal_and_different_slices_are_added_exactly(tmp_path):
+    """Against fractions: a thousand slices of 0.001 are 1, and the lower end is that of the largest one."""
+    write_long_ledger(tmp_path / "l", accounts=700, entries=701, alike=False)
+    with Ledger(tmp_path / "l") as ledger:
+        total = sum((Fraction(f"0.00{1 + n % 7}") for n in range(700)), Fraction(0))
+        spent = ledger.spent(delta=1e-4)
+        assert Fraction(repr(spent.upper)) == total
+        largest = epsilon(Gaussian(1006.0) * 10**6, delta=1e-4)
+        assert spent.lower == pytest.approx(min(largest.lower, spent.upper))

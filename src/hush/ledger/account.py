@@ -234,7 +234,8 @@ class _Blocks:
     """How many units to reserve ahead: few, to lose little in a crash; enough to cost well below 1 % of a step."""
 
     def __init__(self, total: int) -> None:
-        self._most = max(_LEAST_BLOCK, total // 20)  # a crash loses at most 5 % of the plan
+        # A crash loses at most 5 % of a plan; of a short one up to 100 units, which fast steps make again in a second.
+        self._most = max(_LEAST_BLOCK, total // 20, min(100, total // 10))
         self._block = max(_LEAST_BLOCK, total // 64)
         self._last: tuple[int, float] | None = None
         self._seconds = 0.0

@@ -1,6 +1,6 @@
 """How a ledger is written down: text, a line for each entry.
 
-hush ledger 2
+hush-ledger 2
 head <sequence> <hash> <checksum>      two lines in turn, written after an entry is durable
 head <sequence> <hash> <checksum>
 <hash> <body>                          one line an entry, from "created" on, each hash over all that came before
@@ -12,7 +12,7 @@ from collections.abc import Iterator
 
 from hush.ledger.chain import Entry, Head
 
-MAGIC = b"hush ledger 2\n"
+MAGIC = b"hush-ledger 2\n"
 HEAD_LENGTH = len(b"head %020d %b %b\n" % (0, b"0" * 64, b"0" * 16))
 BEGIN = len(MAGIC) + 2 * HEAD_LENGTH
 _PIECE = 1 << 20

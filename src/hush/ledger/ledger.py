@@ -5,7 +5,6 @@ import secrets
 import threading
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from pathlib import Path
 from types import TracebackType
 from typing import Any, Literal, NoReturn
 
@@ -56,8 +55,7 @@ class Ledger:
     ) -> None:
         if rule is not None and rule not in RULES:
             raise LedgerMismatch(f"one of the rules {', '.join(RULES)}", repr(rule), "choose one of them")
-        there = opening.is_there(Path(path))
-        self.path = Path(os.path.realpath(path))
+        there, self.path = opening.find(path)
         """Where the file was when it was opened: absolute, links resolved."""
         self.created = False
         """Whether this object has made the file."""

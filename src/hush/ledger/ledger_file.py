@@ -40,7 +40,7 @@ class LedgerFile:
                     self._read_on()
                     if self._writable:
                         locks.require_working(self._descriptor, path)
-                        _sync(self._descriptor)  # a killed process may have left an entry that is not durable yet
+                    self._make_durable()
                 witness.check(path, self.name, self.balances.head, self.hash_at)
             except BaseException:
                 self.close()
@@ -70,7 +70,10 @@ class LedgerFile:
     def refresh(self) -> Balances:
         """The balances with everything that other processes have written since."""
         with _said_clearly(self.path), self._turn(alone=False):
+            known = self._end
             self._read_on()
+            if self._end != known:
+                self._make_durable()
         return self.balances
 
     def hash_at(self, sequence: int) -> str | None:
@@ -107,22 +110,19 @@ class LedgerFile:
     def _must_be_writable(self) -> None:
         if not self._writable:
             raise LedgerUnwritable(f"{self.path} to be writable", "a read-only file", "change its permissions")
-        opened = os.fstat(self._descriptor)
-        if self._at_path(opened, missing=False):
-            witness.must_be_writable(self.path)
-        if opened.st_nlink == 0 or not self._at_path(opened, missing=True):
+        if not self._at_its_path():
             raise LedgerUnwritable(
                 f"{self.path} to be the file that was opened",
-                "a file that was removed or replaced since",
-                "put the ledger back; what this run was granted is on record in the removed file alone",
+                "a file that was moved, removed or replaced since",
+                "put it back; all that this run was granted is on record in that file, and only there",
             )
+        witness.must_be_writable(self.path)
 
-    def _at_path(self, opened: os.stat_result, *, missing: bool) -> bool:
-        """Whether the path still names the open file; `missing` where it names nothing, as after a move."""
+    def _at_its_path(self) -> bool:
         try:
-            return os.path.samestat(os.stat(self.path), opened)
+            return os.path.samestat(os.stat(self.path), os.fstat(self._descriptor))
         except (FileNotFoundError, NotADirectoryError):
-            return missing
+            return False
 
     def _read_on(self) -> None:
         """Take in the entries after the last one that is known, and hold the result against the heads."""
@@ -136,6 +136,14 @@ class LedgerFile:
             self._took(line[:64].decode(), self._judged(body), len(line) + 1)
         self._torn = size > self._end
         self._must_hold_heads()
+
+    def _make_durable(self) -> None:
+        """A process that was killed between write and sync left an entry that a power cut takes; now it is shown."""
+        try:
+            _sync(self._descriptor)
+        except OSError:
+            if self._writable:
+                raise
 
     def _judged(self, body: bytes) -> Callable[[], None]:
         try:
@@ -175,9 +183,9 @@ class LedgerFile:
             raise
 
     def _show_head(self, head: Head) -> None:
-        """Into the file, and into the witness while the path is still that of the file."""
+        """Into the file, and into the witness beside it."""
         _write_all(self._descriptor, file_format.head_line(head), file_format.slot(head.sequence % 2))
-        if self._at_path(os.fstat(self._descriptor), missing=False):
+        if self._at_its_path():  # it was, a moment ago
             witness.advance(self.path, self.name, head)
 
 

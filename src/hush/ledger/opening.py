@@ -15,14 +15,19 @@ from hush.ledger.chain import Head
 from hush.ledger.errors import AccountRefused, LedgerMismatch, LedgerMissing, LedgerUnwritable
 
 
-def is_there(path: Path) -> bool:
+def find(path: str | os.PathLike[str]) -> tuple[bool, Path]:
+    """Whether there is something at the path, and the place itself: absolute, links resolved."""
     try:
-        path.stat()
-    except FileNotFoundError:
-        return False
+        place = Path(os.path.realpath(path))
+        try:
+            place.stat()
+        except FileNotFoundError:
+            return False, place
+        return True, place
     except (OSError, ValueError) as error:
-        raise LedgerUnwritable(f"{path} to be readable", str(error), "mend that and try again") from error
-    return True
+        raise LedgerUnwritable(
+            f"{path} to be readable", getattr(error, "strerror", None) or str(error), "mend that and try again"
+        ) from error
 
 
 def must_be_asked_for(path: str | os.PathLike[str], asked: bool, seen: Head | None) -> None:
