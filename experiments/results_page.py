@@ -242,8 +242,9 @@ at no record of MNIST; for Fashion-MNIST on 10,000 of its records that are set a
 without privacy, set by hand, and what all best recipes share (see there).
 
 The networks of this page were trained by the experiments' own loops, many runs side by side on one device: with the
-library's accounting, features and recipes, and lots and a DP-SGD of their own. They were not trained by `hush.fit`. The command
-line trains one run with the library itself: `make train` reaches 95.2 to 95.5 % at (2, 1e-5), against 95.35 % here.
+library's accounting, features and recipes, and lots and a DP-SGD of their own. They were not trained by `hush.fit`.
+The command line trains one run with the library itself: `make train` reaches 95.2 to 95.5 % at (2, 1e-5), against
+95.35 % here.
 """
 
 
