@@ -90,8 +90,12 @@ class Releaser:
 
 
 def distance_of_run(steps: int, parameters: Mapping[str, Tensor]) -> float:
-    """How far the float-safe noise of so many steps may lie from its exact law."""
-    return distance_over(steps * sum(parameter.numel() for parameter in parameters.values()))
+    """How far the float-safe noise of so many steps may lie from its exact law.
+
+    `parameters` are all that the model has, since frozen ones may be trained later; a step may release the
+    count of an adaptive clip beside them.
+    """
+    return distance_over(steps * (1 + sum(parameter.numel() for parameter in parameters.values())))
 
 
 def _place(total: Tensor, parameter: Tensor) -> Tensor:
