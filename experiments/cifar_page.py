@@ -85,7 +85,7 @@ def draw_tiers(result: Result, path: Path) -> None:
             axis.plot([r["epsilon"] for r in line], [r["mean"] for r in line], "o-", color=colour, label=what)
         axis.set_title({"public": "CIFAR-100", "synthetic": "random pictures", "scratch": "nothing"}[tier], fontsize=10)
         epsilon_axis(axis, (1, 2, 4, 8))
-        axis.legend(fontsize=7, loc="lower right")
+        axis.legend(fontsize=8, loc="upper center", bbox_to_anchor=(0.5, -0.2))
     axes[0].set_ylabel("test accuracy")
     picture.savefig(path, dpi=130)
 

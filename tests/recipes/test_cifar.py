@@ -11,10 +11,11 @@ from torch import nn
 from torch.nn import functional as F
 
 import hush.recipes
+from hush.pca import ProjectionLayer
 from hush.recipes.cifar import SCALE, SET_ASIDE, TIERS, Cifar10
-from hush.recipes.features import pretrained
 from hush.recipes.features.pretrained import (
     FOLDER,
+    Directions,
     colour_scattering,
     convolved,
     fixed_views,
@@ -156,16 +157,53 @@ def test_a_recipe_is_for_the_largest_epsilon_not_above() -> None:
         hush.recipes.cifar10("everything", epsilon=1.0)
 
 
-def test_the_head_reads_the_features_and_starts_at_zero(monkeypatch: pytest.MonkeyPatch) -> None:
-    small = ResidualNetwork(widths=(4, 6, 8), blocks=(1, 1, 1))
-    monkeypatch.setattr("hush.recipes.cifar.residual_network", lambda name, folder: small.to(torch.float32))
-    monkeypatch.setattr(pretrained, "residual_network", lambda name, folder: small)
-    for found in (TIERS["public"], TIERS["synthetic"], TIERS["scratch"]):
-        recipe: Cifar10 = next(iter(found.values()))
-        x = recipe.features(pictures(2))
-        model = recipe.model()
-        assert model(x).shape == (2, 10) and not model.weight.any()
-        assert 1 < x.norm(dim=1).max() < 12
-        assert recipe.optimizer(model).param_groups[0]["lr"] == recipe.rate
-    assert set(SCALE) == {"backbone", "drawn", "scattering"}
+@pytest.fixture
+def small(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Networks of a few channels in place of those that come with the package."""
+    torch.manual_seed(0)
+    network = ResidualNetwork(widths=(4, 6, 8), blocks=(1, 1, 1))
+    monkeypatch.setattr("hush.recipes.cifar.residual_network", lambda name, folder: network)
+    known = Directions(torch.zeros(22), torch.eye(22)[:, :5], torch.arange(5, 0, -1.0))
+    monkeypatch.setattr(Directions, "read", classmethod(lambda cls, folder: known))
+
+
+@pytest.mark.usefixtures("small")
+@pytest.mark.parametrize("tier", TIERS)
+def test_the_head_reads_the_features_and_starts_at_zero(tier: str) -> None:
+    recipe = next(iter(TIERS[tier].values()))
+    x, model = recipe.features(pictures(2)), recipe.model(generator=torch.Generator().manual_seed(0))
+    assert model(x).shape == (2, 10)
+    last = [module for module in model.modules() if isinstance(module, nn.Linear)][-1]
+    assert not last.weight.any()
+    assert recipe.optimizer(model).param_groups[0]["lr"] == recipe.rate
     assert math.isclose(recipe.rate_factor(10)(10), recipe.fall)
+    with pytest.raises(ValueError, match="projection"):
+        recipe.model(ProjectionLayer(torch.zeros(2, 2)))
+
+
+def test_the_loss_of_a_record_is_the_mean_over_its_views() -> None:
+    torch.manual_seed(0)
+    recipe = TIERS["scratch"][1.0]
+    model, x, y = recipe.model(), torch.randn(3, 2, 243, 8, 8), torch.tensor([1, 5, 9])
+    nn.init.normal_(model.head[-1].weight)
+    apart = F.cross_entropy(model.head(x.flatten(0, 1)), y.repeat_interleave(2), reduction="none").view(3, 2)
+    torch.testing.assert_close(recipe.loss(model(x), y, reduction="none"), apart.mean(1))
+
+
+def test_whitening_is_by_the_spread_of_public_pictures() -> None:
+    known = Directions(torch.tensor([1.0, 2.0, 3.0]), torch.eye(3)[:, [2, 0]], torch.tensor([4.0, 1.0]))
+    rows = known.rows(torch.tensor([[2.0, 7.0, 11.0]]))
+    assert rows.tolist() == [[8.0, 1.0]]  # the third coordinate less 3, the first less 1
+    for power, expected in ((0.0, [8.0, 1.0]), (0.5, [4.0, 1.0]), (1.0, [2.0, 1.0])):
+        found = known.whitened(rows, power, norm=1.0)[0]
+        spread = torch.tensor([4.0, 1.0]) * torch.tensor([4.0, 1.0]) ** -power
+        torch.testing.assert_close(found, torch.tensor(expected) / spread.norm())
+
+
+def test_features_carry_the_scale_of_their_kind() -> None:
+    assert set(SCALE) == {"backbone", "drawn", "scattering"}
+    maps = colour_scattering(pictures(2)).flatten(1).float()
+    recipe = Cifar10(
+        settings_from="", won_as="", maps=("scattering",), lot_size=1, epochs=1, clip=1.0, rate=1.0, set_aside=0
+    )
+    torch.testing.assert_close(recipe.features(pictures(2)), maps * SCALE["scattering"])

@@ -42,7 +42,7 @@ def guarantee(statement: "Statement") -> Rows:
         ("Epsilon", f"{rounded_up(e.upper)} at delta {statement.delta:g}, for the whole plan"),
         (
             "Lower bound",
-            f"the plan costs at least {math.floor(1000 * e.lower) / 1000:g}; no accountant can state less",
+            f"the accounted event costs at least {math.floor(1000 * e.lower) / 1000:g}; no accountant can state less",
         ),
         ("Accountant", ACCOUNTANT_NAMES[statement.accountant]),
         ("Unit of privacy", UNIT),
@@ -98,7 +98,11 @@ def sampling(statement: "Statement") -> str:
 
 
 def noise_source(facts: Mapping[str, Any]) -> str:
-    kind = "discrete Gaussian on a fixed grid" if facts["noise"] == "discrete" else "Gaussian in floating point"
+    kind = (
+        "Gaussian, rounded to integers on a fixed grid"
+        if facts["noise"] == "discrete"
+        else "Gaussian in floating point"
+    )
     if facts.get("distance"):
         kind += f" (exact to a total variation of {facts['distance']:.1e} over the run, which is counted in delta)"
     if facts["seed"] is not None:
@@ -129,7 +133,10 @@ def outcome(statement: "Statement") -> Rows:
             )
         )
     rows += [
-        ("Time", f"{facts['seconds']:.0f} s on {facts['device']}, physical batches of {facts['batch_size']}"),
+        (
+            "Time",
+            f"about {facts['seconds']:g} s on {facts['device']}, physical batches of {facts['batch_size']} at most",
+        ),
         ("Resumed", "never" if not facts["resumed"] else f"{times(facts['resumed'])} from checkpoints"),
     ]
     return tuple(rows)
@@ -175,8 +182,8 @@ def not_covered(statement: "Statement") -> tuple[str, ...]:
             "Unsafe diagnostics were shown: training losses, gradient norms and clipped shares of training records, "
             "without noise. Whoever saw them knows more than epsilon allows."
         )
-    if not facts["settings_from"]:
-        found.append("The choice of settings, if it looked at this data; nothing was charged for it.")
+    stated = f" (stated: {facts['settings_from']})" if facts["settings_from"] else ""
+    found.append(f"The choice of settings{stated}, if it looked at this data; nothing was charged for it.")
     if book is None or book["own"]:
         found.append("Other runs on the same data: a ledger of the dataset would add them up.")
     found += [
@@ -186,7 +193,7 @@ def not_covered(statement: "Statement") -> tuple[str, ...]:
     ]
     if facts["noise"] != "discrete":
         found.append(
-            "Attacks on the last bits of floating-point noise, for whoever sees exact gradients; the discrete noise is "
+            "Attacks on the last bits of floating-point noise, for whoever sees exact gradients; float-safe noise is "
             "made against them."
         )
     return tuple(found)
