@@ -39,7 +39,7 @@ from hush.training.augmentation import copies, random_crop, random_flip
 
 BUDGETS = {"public": (1.0, 2.0, 4.0, 8.0), "synthetic": (1.0, 3.0, 8.0), "scratch": (1.0, 2.0, 3.0, 4.0, 8.0)}
 EPOCHS = ((4096, 30), (8192, 45), (16384, 60))  # lots, and how long
-POWERS = (0.5, 0.75, 1.0)  # of whitening
+POWERS = (0.25, 0.5, 0.75)  # of whitening
 VIEWS = 4  # of a picture, cached: in the middle and in a corner, mirrored or not
 
 

@@ -119,7 +119,8 @@ _FROZEN, _BESIDE = "residual network frozen, linear head", "the same beside colo
 _CONVOLUTIONS = "colour scattering, two convolutions"
 TIERS: dict[str, dict[float, Cifar10]] = {
     "public": {
-        1.0: _chosen(_FROZEN, ("backbone",), lot_size=4096, epochs=30, clip=1.0, rate=4.0),
+        epsilon: _chosen(_FROZEN, ("backbone",), power=0.5, lot_size=8192, epochs=45, clip=1.0, rate=rate)
+        for epsilon, rate in ((1.0, 2.0), (2.0, 2.0), (4.0, 8.0), (8.0, 8.0))
     },
     "synthetic": {
         1.0: _chosen(_BESIDE, ("drawn", "scattering"), lot_size=4096, epochs=30, clip=1.0, rate=2.0),
