@@ -14,6 +14,7 @@ from hush.accounting.bounds import Bounds
 from hush.captured.batch import Region
 from hush.checks.check import check
 from hush.checks.guards import Guard, check_groups, check_optimizer
+from hush.checks.processes import require_one_process
 from hush.gradients.clipped import clipped_sum
 from hush.gradients.sums.lot_sum import LotSum
 from hush.ledger import Ledger
@@ -63,6 +64,7 @@ class Private:
         noise: Literal["gaussian", "discrete"] = "gaussian",
         public_buffers: Sequence[str] = (),
     ) -> None:
+        require_one_process()
         self.model = model
         self.plan = plan
         if noise not in ("gaussian", "discrete"):
