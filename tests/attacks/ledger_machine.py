@@ -295,6 +295,7 @@ class History:
     def damage(self) -> None:
         """A file that was cut short or changed is refused, or its balance is that of the sound one."""
         self.wait()
+        self.check()  # an entry of a killed process, which nobody has seen, may go; from now on it has been seen
         process, broken = self._idle(), bytearray(self.path.read_bytes())
         if process is None:
             return
