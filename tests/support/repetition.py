@@ -28,7 +28,7 @@ from hush.sanitizer import Sanitizer
 
 NUMBERS = 16
 """In every release, so that equal streams are equal noise."""
-REFUSALS = ("drawn once", "before the fork", "pickle")
+REFUSALS = ("cannot be copied", "drawn once", "before the fork", "pickle")
 
 
 class Repeated(AssertionError):
