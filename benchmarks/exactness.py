@@ -89,7 +89,7 @@ class _Loop:
         self._losses_of = lambda x, y, weights: case.forward(model, x, y) * weights
         self._trainable = [p for p in model.parameters() if p.requires_grad]
         self._optimizer = torch.optim.SGD(self._trainable, lr=0.0)
-        plan = Plan(lots=PoissonLots(count, count), steps=100, clip=FlatClip(1.0), noise_multiplier=0.0)
+        plan = Plan(lots=PoissonLots(examples=count, lot_size=count), steps=100, clip=FlatClip(1.0), noise_multiplier=0.0)
         self.private = Private(model, plan, selfcheck=False)
         self._lots = self.private.lots()
         self._captured: Callable[..., object] | None = None

@@ -102,7 +102,7 @@ def captured(step: Step) -> Step:
 
 def _private(case: Case, device: str) -> tuple[Private, nn.Module, Tensor, Tensor, torch.optim.Optimizer]:
     model, x, y, optimizer = prepare(case, device)
-    lots = PoissonLots(examples=len(x), expected_size=len(x))  # rate 1: every lot is the whole batch
+    lots = PoissonLots(examples=len(x), lot_size=len(x))  # rate 1: every lot is the whole batch
     plan = Plan(lots=lots, steps=10**6, clip=FlatClip(1.0), noise_multiplier=1.0)
     return Private(model, plan, selfcheck=False), model, x, y, optimizer
 

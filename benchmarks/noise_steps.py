@@ -90,7 +90,7 @@ class Steps:
 
     def _step(self, noise: Literal["gaussian", "discrete"]) -> Callable[[], None]:
         case, model, x, y = self._case, self._model, self._x, self._y
-        plan = Plan(lots=PoissonLots(len(x), len(x)), steps=10**6, clip=FlatClip(1.0), noise_multiplier=1.0)
+        plan = Plan(lots=PoissonLots(examples=len(x), lot_size=len(x)), steps=10**6, clip=FlatClip(1.0), noise_multiplier=1.0)
         private = Private(model, plan, selfcheck=False, noise=noise)
         lots, run = private.lots(), private.capture(lambda x, y: case.forward(model, x, y), compile=True, in_place=True)
 

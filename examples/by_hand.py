@@ -26,13 +26,13 @@ class DPSGD_Optimizer:
         index, *_ = self._lots.draw(self._key.stream("lots", step=self._step))  # it draws some ahead
         self._step += 1
         # Per-example gradients, clipped and added up; then noise.
-        losses, most = losses_of(torch.from_numpy(index)), 2 * self._lots.expected_size
+        losses, most = losses_of(torch.from_numpy(index)), 2 * self._lots.lot_size
         px_grads = clipped_sum(losses, params, self._sanitizer.clip, rows=most)
         sanitized_grads = self._sanitizer.sanitize(px_grads)
         # Take a gradient descent step, divided by the constant L.
         with torch.no_grad():
             for name, param in params.items():
-                param -= lr / self._lots.expected_size * sanitized_grads.tensors[name]
+                param -= lr / self._lots.lot_size * sanitized_grads.tensors[name]
 
 
 def DPTrain(
@@ -53,7 +53,7 @@ def main(epsilon: float = 1.0) -> tuple[float, float]:
     y = (x @ torch.randn(20) > 0).long()
     model = nn.Sequential(nn.Linear(20, 16), nn.Tanh(), nn.Linear(16, 2))
     spent = DPTrain(
-        lambda i: F.cross_entropy(model(x[i]), y[i], reduction="none"), model, PoissonLots(5000, 250), epsilon, 1e-5
+        lambda i: F.cross_entropy(model(x[i]), y[i], reduction="none"), model, PoissonLots(examples=5000, lot_size=250), epsilon, 1e-5
     )
     with torch.no_grad():
         accuracy = (model(x).argmax(1) == y).float().mean().item()  # of synthetic data; on real data this is private

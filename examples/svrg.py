@@ -69,9 +69,9 @@ def main(rounds: int = 3, steps: int = 20, noise: float = 2.0) -> tuple[float, h
     y = (x @ torch.randn(10) > 0).long()
     model = nn.Linear(10, 2)
     full = hush.Plan(
-        lots=hush.PoissonLots(len(x), len(x)), steps=1, clip=hush.FlatClip(1.0), noise_multiplier=10 * noise
+        lots=hush.PoissonLots(examples=len(x), lot_size=len(x)), steps=1, clip=hush.FlatClip(1.0), noise_multiplier=10 * noise
     )
-    inner = hush.Plan(lots=hush.PoissonLots(len(x), 200), steps=steps, clip=hush.FlatClip(1.0), noise_multiplier=noise)
+    inner = hush.Plan(lots=hush.PoissonLots(examples=len(x), lot_size=200), steps=steps, clip=hush.FlatClip(1.0), noise_multiplier=noise)
     event: hush.accounting.Event = hush.accounting.NOTHING
     for _ in range(rounds):
         event = event + one_round(model, x, y, full, inner)

@@ -22,7 +22,7 @@ def main(epochs: int = 5, lot_size: int = 600, examples: int = 60_000, ledger: s
     model = nn.Sequential(nn.Linear(784, 128), nn.ReLU(), nn.Linear(128, 10))
     optimizer = torch.optim.SGD(model.parameters(), lr=0.5, momentum=0.9)
 
-    lots = hush.PoissonLots(examples=len(x), expected_size=lot_size)
+    lots = hush.PoissonLots(examples=len(x), lot_size=lot_size)
     plan = hush.Plan.for_budget(
         hush.Budget(epsilon=2.0, delta=1e-5), lots=lots, steps=epochs * lots.steps_per_epoch, clip=hush.FlatClip(1.0)
     )

@@ -11,7 +11,7 @@ from hush.clipping.clips import AutomaticClip, FlatClip, PerLayerClip, QuantileC
 from hush.plan import Plan
 from hush.sampling.lots import AllocatedLots, PoissonLots, ShuffledLots
 
-LOTS = PoissonLots(1000, 10)
+LOTS = PoissonLots(examples=1000, lot_size=10)
 CLIP = FlatClip(1.0)
 
 
@@ -24,7 +24,7 @@ def test_event_and_units() -> None:
     assert plan().units == ((step, 20),)
     assert plan().event == step * 20
     assert plan().event_after(7) == step * 7
-    with_more = plan(reserve=5, spent=Gaussian(7.0))
+    with_more = plan(reserve=5, preprocessing=Gaussian(7.0))
     assert with_more.units == ((step, 25),)
     assert with_more.event == step * 25 + Gaussian(7.0)
     assert with_more.event_after(0) == Gaussian(7.0) * 1
@@ -33,20 +33,24 @@ def test_event_and_units() -> None:
 
 
 def test_a_begun_epoch_counts_whole() -> None:
-    allocated = plan(lots=AllocatedLots(100, 10), steps=25)
+    allocated = plan(lots=AllocatedLots(examples=100, lot_size=10), steps=25)
     assert allocated.event == Allocated(10, Gaussian(1.5)) * 3
     assert allocated.event_after(1) == allocated.event_after(10) == Allocated(10, Gaussian(1.5)) * 1
-    assert plan(lots=ShuffledLots(100, 10), steps=25).event_after(11) == Shuffled(10, Gaussian(1.5)) * 2
+    assert (
+        plan(lots=ShuffledLots(examples=100, lot_size=10), steps=25).event_after(11) == Shuffled(10, Gaussian(1.5)) * 2
+    )
 
 
 def test_epsilon_is_the_accountants_answer() -> None:
-    one = plan(spent=Gaussian(9.0))
+    one = plan(preprocessing=Gaussian(9.0))
     for accountant in ("pld", "renyi", "moments"):
         expected = accounting.epsilon(one.event, delta=1e-5, accountant=accountant)  # type: ignore[arg-type]
         assert one.epsilon(delta=1e-5, accountant=accountant) == expected  # type: ignore[arg-type]
 
 
-@pytest.mark.parametrize("lots", [LOTS, AllocatedLots(1000, 10), ShuffledLots(1000, 10)])
+@pytest.mark.parametrize(
+    "lots", [LOTS, AllocatedLots(examples=1000, lot_size=10), ShuffledLots(examples=1000, lot_size=10)]
+)
 def test_hazard_25_calibration_never_passes_the_budget(lots: object) -> None:
     budget = Budget(epsilon=2.0, delta=1e-5)
     made = Plan.for_budget(
@@ -92,7 +96,7 @@ def test_schedules_are_written_out() -> None:
     assert [ramp.noise_at(t) for t in (0, 11, 12, 21)] == [1.0, 1.0, 2.0, 2.0]
     assert ramp.clip.at(3) == FlatClip(0.25)
     assert plan(noise_multiplier=lambda step: 1.5) == plan()
-    epochs = plan(lots=ShuffledLots(100, 10), noise_multiplier=lambda step: 3.0 - 0.1 * step)
+    epochs = plan(lots=ShuffledLots(examples=100, lot_size=10), noise_multiplier=lambda step: 3.0 - 0.1 * step)
     assert epochs.event == Shuffled(10, Gaussian(3.0 - 0.1 * 9)) + Shuffled(10, Gaussian(3.0 - 0.1 * 19))
     with pytest.raises(ValueError, match="one value for each of 20 steps, got 3"):
         plan(noise_multiplier=(1.0, 2.0, 3.0))
@@ -112,8 +116,8 @@ def test_schedules_are_written_out() -> None:
     ],
 )
 def test_plans_as_json(clip: object) -> None:
-    one = plan(clip=clip, noise_multiplier=lambda step: 1.0 + 0.1 * step, reserve=1, spent=Gaussian(3.0) * 2)
-    two = plan(clip=clip, lots=AllocatedLots(100, 10), budget=Budget(epsilon=1.0, delta=1e-6))
+    one = plan(clip=clip, noise_multiplier=lambda step: 1.0 + 0.1 * step, reserve=1, preprocessing=Gaussian(3.0) * 2)
+    two = plan(clip=clip, lots=AllocatedLots(examples=100, lot_size=10), budget=Budget(epsilon=1.0, delta=1e-6))
     for made in (one, two):
         again = Plan.from_dict(json.loads(json.dumps(made.to_dict())))
         assert again == made and again.event == made.event and again.clip.at(5) == made.clip.at(5)
@@ -146,6 +150,6 @@ def test_what_makes_no_sense_is_refused() -> None:
 
 def test_hazard_18_planned_and_charged_steps_are_the_same_integer() -> None:
     for n in (93, 153, 1000, 2999, 9_999):
-        lots = PoissonLots(n, 1)
+        lots = PoissonLots(examples=n, lot_size=1)
         steps = 3 * lots.steps_per_epoch
         assert sum(count for _, count in plan(lots=lots, steps=steps).units) == 3 * n

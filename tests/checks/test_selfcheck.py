@@ -20,7 +20,7 @@ from hush.sampling.lots import PoissonLots
 
 torch.manual_seed(0)
 X, Y = torch.randn(16, 6), torch.randint(3, (16,))
-PLAN = Plan(lots=PoissonLots(16, 8), steps=3, clip=FlatClip(1.0), noise_multiplier=0.0)
+PLAN = Plan(lots=PoissonLots(examples=16, lot_size=8), steps=3, clip=FlatClip(1.0), noise_multiplier=0.0)
 
 
 def cross_entropy(model: nn.Module) -> Callable[[Tensor, Tensor], Tensor]:

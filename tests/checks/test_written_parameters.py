@@ -35,11 +35,13 @@ MODELS = {
 
 
 def train(model: nn.Module, x: Tensor, **options: object) -> None:
-    plan = hush.Plan(lots=hush.PoissonLots(40, 20), steps=2, clip=hush.FlatClip(1.0), noise_multiplier=1.0)
-    private = hush.Private(model, plan, **options)  # type: ignore[arg-type]
+    plan = hush.Plan(
+        lots=hush.PoissonLots(examples=40, lot_size=20), steps=2, clip=hush.FlatClip(1.0), noise_multiplier=1.0
+    )
+    private = hush.Private(model, plan, losses_of, **options)  # type: ignore[arg-type]
     optimizer = torch.optim.SGD([p for p in model.parameters() if p.requires_grad], lr=0.1)
     for lot in private.lots():
-        for index in lot.batches(8):
+        for batch in lot.batches(8):
             private.backward(model(x[index]).square().sum(1))
         private.step(optimizer)
 
@@ -83,11 +85,13 @@ class Secretly(nn.Module):
 )
 def test_what_is_written_without_a_trace_is_seen_at_the_first_batch(way: str) -> None:
     model, x = Secretly(way), torch.randn(40, 3) + 1
-    plan = hush.Plan(lots=hush.PoissonLots(40, 20), steps=2, clip=hush.FlatClip(1.0), noise_multiplier=1.0)
-    private = hush.Private(model, plan)
+    plan = hush.Plan(
+        lots=hush.PoissonLots(examples=40, lot_size=20), steps=2, clip=hush.FlatClip(1.0), noise_multiplier=1.0
+    )
+    private = hush.Private(model, plan, losses_of)
     lot = next(private.lots())
     for _ in range(2):  # also when the lot is begun again
-        for index in lot.batches(40):
+        for batch in lot.batches(40):
             losses = model(x[index]).square().sum(1)
             with pytest.raises(RuntimeError, match="between the start of the lot and backward"):
                 private.backward(losses)
@@ -99,11 +103,13 @@ def test_what_is_written_without_a_trace_is_seen_at_the_first_batch(way: str) ->
 def test_weights_may_be_loaded_before_the_first_lot() -> None:
     model, x = Secretly("none"), torch.randn(40, 3)
     model.register_buffer("new", torch.zeros(3))
-    plan = hush.Plan(lots=hush.PoissonLots(40, 20), steps=2, clip=hush.FlatClip(1.0), noise_multiplier=1.0)
-    private, optimizer = hush.Private(model, plan), torch.optim.SGD(model.layer.parameters(), lr=0.1)
+    plan = hush.Plan(
+        lots=hush.PoissonLots(examples=40, lot_size=20), steps=2, clip=hush.FlatClip(1.0), noise_multiplier=1.0
+    )
+    private, optimizer = hush.Private(model, plan, losses_of), torch.optim.SGD(model.layer.parameters(), lr=0.1)
     model.layer.weight.data.mul_(3)
     for lot in private.lots():
-        for index in lot.batches(40):
+        for batch in lot.batches(40):
             private.backward(model(x[index]).square().sum(1))
         private.step(optimizer)
     assert private.steps_done == 2
@@ -125,10 +131,12 @@ def test_a_frozen_parameter_may_be_declared_public() -> None:
 def test_weights_may_be_changed_between_lots() -> None:
     torch.manual_seed(0)
     model, x = nn.Linear(3, 2), torch.randn(40, 3)
-    plan = hush.Plan(lots=hush.PoissonLots(40, 20), steps=3, clip=hush.FlatClip(1.0), noise_multiplier=1.0)
-    private, optimizer = hush.Private(model, plan), torch.optim.SGD(model.parameters(), lr=0.1)
+    plan = hush.Plan(
+        lots=hush.PoissonLots(examples=40, lot_size=20), steps=3, clip=hush.FlatClip(1.0), noise_multiplier=1.0
+    )
+    private, optimizer = hush.Private(model, plan, losses_of), torch.optim.SGD(model.parameters(), lr=0.1)
     for lot in private.lots():
-        for index in lot.batches(8):
+        for batch in lot.batches(8):
             private.backward(model(x[index]).square().sum(1))
         private.step(optimizer)
         with torch.no_grad():

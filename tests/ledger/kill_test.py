@@ -73,7 +73,7 @@ def train_a_network(folder: Path) -> None:
     """The same with lots, gradients, noise and an optimizer: each noisy step is a release."""
     generator = torch.Generator().manual_seed(0)
     x, y = torch.randn(200, 8, generator=generator), torch.randint(0, 3, (200,), generator=generator)
-    lots = PoissonLots(examples=200, expected_size=20)
+    lots = PoissonLots(examples=200, lot_size=20)
     plan = Plan(lots=lots, steps=UNITS, clip=FlatClip(1.0), noise_multiplier=20.0)
     last = checkpoints.load(folder / "checkpoint") if checkpoints.exists(folder / "checkpoint") else None
     released = os.open(folder / "released", os.O_WRONLY | os.O_APPEND | os.O_CREAT)

@@ -14,7 +14,9 @@ from hush.commands.errors import one_line
 from hush.commands.own_job import load_job
 
 if TYPE_CHECKING:
-    from hush.training import Job, Result
+    from hush.clipping.clips import Clip
+    from hush.report import About
+    from hush.training import Result
 
 RECIPES = ("mnist", "fashion-mnist")
 
@@ -29,17 +31,25 @@ def train(
     epsilon: Annotated[float, typer.Option(help="Epsilon not to be exceeded.")] = 2.0,
     delta: Annotated[float, typer.Option(help="Delta not to be exceeded; well below 1 / records.")] = 1e-5,
     model: Annotated[str, typer.Option(help="paper or best; for the data sets that have recipes.")] = "paper",
-    lot: Annotated[int | None, typer.Option(min=1, help="Expected lot size L.")] = None,
-    epochs: Annotated[int | None, typer.Option(min=1, help="Epochs to plan for.")] = None,
-    clip: Annotated[float | None, typer.Option(help="Bound C on a record's gradient.")] = None,
-    noise: Annotated[float | None, typer.Option(help="Noise multiplier; found for the budget by default.")] = None,
+    lot_size: Annotated[int | None, typer.Option(min=1, help="Expected lot size L.")] = None,
+    epochs: Annotated[float | None, typer.Option(help="Epochs to plan for.")] = None,
+    steps: Annotated[int | None, typer.Option(min=1, help="Steps to plan for, instead of epochs.")] = None,
+    clip: Annotated[
+        str | None, typer.Option(help="Bound C on a record's gradient, or by layer: 'conv*=2,*=1'.")
+    ] = None,
+    noise_multiplier: Annotated[float | None, typer.Option(help="Found for the budget by default.")] = None,
+    noise_schedule: Annotated[
+        Path | None, typer.Option(help="JSON list: the shape of the noise, step by step.")
+    ] = None,
+    noise: Annotated[str, typer.Option(help="gaussian, or float_safe: integers on a grid.")] = "gaussian",
     sampling: Annotated[str, typer.Option(help="How lots are drawn: poisson, allocated or shuffled.")] = "poisson",
+    accountant: Annotated[str, typer.Option(help="pld, renyi, moments or strong.")] = "pld",
     reserve: Annotated[int, typer.Option(min=0, help="Steps kept for what a crash may lose.")] = 0,
     out: Annotated[Path | None, typer.Option(help="Folder for checkpoints, model and report.")] = None,
     resume: Annotated[bool, typer.Option("--resume", help="Go on from the last checkpoint in --out.")] = False,
     ledger: Annotated[Path | None, typer.Option(help="Ledger of the dataset; made if it does not exist.")] = None,
     device: Annotated[str | None, typer.Option(help="cpu, cuda, cuda:1, ...; a GPU where there is one.")] = None,
-    batch: Annotated[int | None, typer.Option(min=1, help="Physical batch size; found by default.")] = None,
+    batch_size: Annotated[int | None, typer.Option(min=1, help="Physical batch size; found by default.")] = None,
     seed: Annotated[int | None, typer.Option(help="Reproducible, and NOT PRIVATE.")] = None,
     tensorboard: Annotated[bool, typer.Option("--tensorboard", help="Event files in --out.")] = False,
     unsafe_diagnostics: Annotated[
@@ -58,57 +68,109 @@ def train(
     A function of one's own takes nothing and returns a hush.Job.
     """
     with one_line():
-        from hush import training as fitting
+        from hush import training
+        from hush.machine import Machine
 
-        conduct = fitting.Conduct(
-            budget=Budget(epsilon=epsilon, delta=delta),
-            noise_multiplier=noise,
-            sampling=cast(Any, sampling),
-            reserve=reserve,
-            out=out,
-            resume=resume,
-            ledger=ledger,
-            device=_device(device),
-            seed=seed,
-            unsafe_diagnostics=unsafe_diagnostics,
-            tensorboard=tensorboard,
+        settings = _settings(
+            lot_size=lot_size, epochs=epochs, steps=steps, clip=clip, noise_multiplier=noise_multiplier
         )
+        machine = Machine(device=_device(device), batch_size=batch_size)
         if what in RECIPES:
-            from hush.commands.recipe_job import choose, recipe_job
+            from hush.commands.recipe_job import recipe_job
+            from hush.recipes.mnist import recipe
 
-            found = choose(what, model=model, epsilon=epsilon, lot=lot, epochs=epochs, clip=clip)
-            job = recipe_job(what, found=found, device=str(conduct.device), seed=seed)
+            found = recipe(what, model=model, epsilon=epsilon)
+            given = {name: value for name, value in settings.items() if name in ("lot_size", "epochs")}
+            job = recipe_job(what, found=replace(found, **given), device=str(machine.device), seed=seed)
         else:
-            job = _changed(load_job(what), lot=lot, epochs=epochs, clip=clip)
-        if batch is not None:
-            job = replace(job, batch_size=batch)
+            job = load_job(what)
+        plan = job.plan(
+            Budget(epsilon=epsilon, delta=delta),
+            **settings,
+            noise=cast(Any, noise),
+            noise_schedule=None if noise_schedule is None else _schedule(noise_schedule),
+            sampling=cast(Any, sampling),
+            accountant=cast(Any, accountant),
+            reserve=reserve,
+        )
+        run = training.Run(
+            out,
+            about=_about(job.about, settings, noise, sampling),
+            ledger=ledger,
+            resume=resume,
+            seed=seed,
+            callbacks=[*job.callbacks, *([training.TensorBoard()] if tensorboard else [])],
+            unsafe_diagnostics=unsafe_diagnostics,
+        )
         with warnings.catch_warnings():
-            warnings.simplefilter("always", fitting.PrivacyWarning)
+            warnings.simplefilter("always", training.PrivacyWarning)
             warnings.showwarning = _say_warning  # type: ignore[assignment]
             try:
-                result = fitting.train(job, conduct)
+                result = training.fit(
+                    job.model, job.data, job.losses_of, job.optimizer, plan,
+                    held_out=job.held_out, run=run, machine=machine,
+                )  # fmt: skip
             except KeyboardInterrupt:
-                raise ValueError("stopped" + ("" if out is None else "; go on with --resume")) from None
+                print("hush: stopped" + ("" if out is None else "; go on with --resume"), file=sys.stderr)
+                raise typer.Exit(130) from None
     _print(result, as_json)
 
 
-def _changed(job: "Job", *, lot: int | None, epochs: int | None, clip: float | None) -> "Job":
-    from hush.clipping.clips import FlatClip
+def _settings(**given: Any) -> dict[str, Any]:
+    """What was asked for on the command line, as arguments of a plan."""
+    settings = {name: value for name, value in given.items() if value is not None}
+    if "clip" in settings:
+        settings["clip"] = _clip(settings["clip"])
+    return settings
 
-    changes: dict[str, Any] = {}
-    if lot is not None:
-        changes["lot_size"] = lot
-    if epochs is not None:
-        changes |= {"epochs": epochs, "steps": None}
-    if clip is not None:
-        changes["clip"] = FlatClip(clip)
-    return replace(job, **changes)
+
+def _clip(text: str) -> "Clip":
+    """A number, or patterns of layers with a number each.
+
+    >>> _clip("conv*=2,*=1")
+    PerLayerClip(bounds={'conv*': 2.0, '*': 1.0})
+    """
+    from hush.clipping.clips import FlatClip, PerLayerClip
+
+    try:
+        if "=" not in text:
+            return FlatClip(float(text))
+        pairs = [part.rsplit("=", 1) for part in text.split(",")]
+        return PerLayerClip({pattern.strip(): float(bound) for pattern, bound in pairs})
+    except ValueError:
+        raise ValueError(f"--clip must be a number, or like 'conv*=2,*=1', got {text!r}") from None
+
+
+def _schedule(path: Path) -> Any:
+    try:
+        values = json.loads(path.read_text())
+        shape = [float(value) for value in values]
+    except (OSError, ValueError, TypeError):
+        raise ValueError(f"--noise-schedule must name a file with a JSON list of numbers, got {path}") from None
+
+    def at(step: int) -> float:
+        if step >= len(shape):
+            raise ValueError(f"{path} has {len(shape)} values, and the plan has more steps (its reserve included)")
+        return shape[step]
+
+    return at
+
+
+def _about(about: "About", settings: dict[str, Any], noise: str, sampling: str) -> "About":
+    """What the job states, with what was chosen otherwise on the command line."""
+    changed = [name for name in settings]
+    changed += [name for name, value, usual in (("noise", noise, "gaussian"), ("sampling", sampling, "poisson"))
+                if value != usual]  # fmt: skip
+    if not changed or not about.settings_from:
+        return about
+    words = f"{about.settings_from}; but {', '.join(changed)} given on the command line"
+    return replace(about, settings_from=words)
 
 
 def _device(named: str | None) -> str:
     import torch
 
-    from hush.training.preflight import usable
+    from hush.machine import usable
 
     return str(usable(named or ("cuda" if torch.cuda.is_available() else "cpu")))
 
@@ -129,8 +191,8 @@ def _print(result: "Result", as_json: bool) -> None:
     summary = {
         "test_accuracy": result.measured if label == "accuracy" else None,
         "measured": {label: result.measured} if label is not None else {},
-        "epsilon": result.epsilon.upper,
-        "epsilon_lower": result.epsilon.lower,
+        "epsilon": result.epsilon.upper if statement.private else None,
+        "epsilon_lower": result.epsilon.lower if statement.private else None,
         "delta": statement.delta,
         "accountant": statement.accountant,
         "private": statement.private,

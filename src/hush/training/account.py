@@ -10,7 +10,7 @@ from hush.ledger import Account, Ledger, LedgerMismatch, MemoryAccount
 from hush.ledger.charging import ChargeAccount
 from hush.ledger.checkpoints import Checkpoint
 from hush.plan import Plan
-from hush.training.options import Conduct
+from hush.training.run import Run
 
 OWN_LEDGER = "ledger.hush"
 
@@ -30,45 +30,49 @@ class Charged:
         return {**known, "ledger": where, "own_ledger": self.own}
 
 
-def open_charged(plan: Plan, conduct: Conduct, folder: Path | None, data: Any) -> Charged:
+def open_charged(plan: Plan, run: Run, folder: Path | None, data: Any) -> Charged:
     """A new account. With a folder there is always a ledger, so that a crash cannot hide what was spent."""
-    own = conduct.ledger is None
+    own = run.ledger is None
     if own and folder is None:
-        return Charged(MemoryAccount(units=plan.units, upfront=plan.spent, budget=plan.budget), None, own)
-    book = _book(conduct, folder)
+        return Charged(MemoryAccount(units=plan.units, upfront=plan.preprocessing, budget=plan.budget), None, own)
+    book = _book(run, folder)
     moment = f"{datetime.now(UTC):%Y-%m-%dT%H:%M:%S}-{secrets.token_hex(4)}"
     name = moment if folder is None else f"{folder.name} {moment}"
-    account = book.open_account(name, budget=plan.budget, units=plan.units, upfront=plan.spent, data=data)
+    account = book.open_account(name, budget=plan.budget, units=plan.units, upfront=plan.preprocessing, data=data)
     return Charged(account, book, own)
 
 
-def resume_charged(saved: Checkpoint, conduct: Conduct, folder: Path, data: Any) -> Charged:
+def resume_charged(saved: Checkpoint, run: Run, folder: Path, data: Any) -> Charged:
     """The account of a saved run, taken over after all units on record; other data is refused."""
     facts = saved.facts["account"]
-    own = conduct.ledger is None
+    own = run.ledger is None
     if own != facts["own_ledger"]:
         raise LedgerMismatch(
             f"the ledger that the run has charged, {facts['ledger']}",
             "no ledger" if own else "a ledger where the run has one of its own",
             "resume with the same ledger, or without one where there was none",
         )
-    book = _book(conduct, folder)
+    book = _book(run, folder)
     if saved.seen is not None:
         book.must_include(saved.seen)
     if saved.facts["ended"] is not None and any(page.name == facts["name"] and page.closed for page in book.pages()):
         plan = Plan.from_dict(saved.facts["run"]["plan"])  # nothing is left to charge; only the report is written again
         done = MemoryAccount(
-            facts["name"], units=plan.units, upfront=plan.spent, budget=plan.budget, spent=saved.facts["run"]["charged"]
+            facts["name"],
+            units=plan.units,
+            upfront=plan.preprocessing,
+            budget=plan.budget,
+            spent=saved.facts["run"]["charged"],
         )
         return Charged(done, book, own)
     return Charged(book.resume_account(facts["name"], seen=saved.seen, data=data), book, own)
 
 
-def _book(conduct: Conduct, folder: Path | None) -> Ledger:
-    if isinstance(conduct.ledger, Ledger):
-        return conduct.ledger
-    if conduct.ledger is not None:
-        return Ledger(conduct.ledger)
+def _book(run: Run, folder: Path | None) -> Ledger:
+    if isinstance(run.ledger, Ledger):
+        return run.ledger
+    if run.ledger is not None:
+        return Ledger(run.ledger)
     assert folder is not None
     folder.mkdir(parents=True, exist_ok=True)
     return Ledger(folder / OWN_LEDGER)

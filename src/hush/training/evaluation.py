@@ -5,19 +5,23 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, Literal
 
-import numpy as np
 import torch
 from torch import Tensor, nn
 
-from hush.sampling.loader import Collate, Loader, map_leaves
-from hush.sampling.lots import Lot
+from hush.gradients.engine import Inputs
+from hush.sampling.loader import Loader, on_device
 
 _BATCH = 1000
 
 
-def correct(outputs: Tensor, targets: Tensor) -> Tensor:
-    """1 for each example whose largest output is at its target, else 0."""
-    return (outputs.argmax(1) == targets).float()
+def correct(model: nn.Module, *inputs: Any) -> Tensor:
+    """1 for each example whose largest output is at its target, else 0; for batches of (inputs, targets)."""
+    if len(inputs) != 2:
+        raise ValueError(
+            f"accuracy needs held-out batches of (inputs, targets), got {len(inputs)} parts: give HeldOut(metric_of=...), "
+            "a function of the model and a batch with one value for each row"
+        )
+    return (model(inputs[0]).argmax(1) == inputs[1]).float()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -26,7 +30,8 @@ class HeldOut:
 
     The guarantee of a run covers the training set alone. What is measured here comes from these records without
     noise, so the report names them as outside of it, unless `public` declares that nobody in them needs protection.
-    `metric(outputs, targets)` gives one value per example; their mean is the measurement, `label` its name. Every
+    `metric_of(model, *inputs)` gives one value for each row, of the same kind of batch that losses_of gets, in any
+    number of parts; their mean is the measurement, `label` its name. `data` may be a `hush.Loader`. Every
     `every` epochs it is taken. `choose="best"` keeps the best model instead of the last one; with `patience` = k the
     run ends after k measurements without a better one. Either way the run pays for its whole plan.
     """
@@ -34,13 +39,12 @@ class HeldOut:
     data: Any
     public: bool = False
     name: str = "the test set"
-    metric: Callable[[Any, Any], Tensor] = correct
+    metric_of: Callable[..., Tensor] = correct
     label: str = "accuracy"
     larger_is_better: bool = True
     every: int = 1
     choose: Literal["last", "best"] = "last"
     patience: int | None = None
-    collate: Collate | None = None
 
     def __post_init__(self) -> None:
         if self.every < 1 or (self.patience is not None and self.patience < 1):
@@ -66,18 +70,24 @@ class HeldOut:
         return {name: getattr(self, name) for name in names}
 
 
-def measure(model: nn.Module, held_out: HeldOut, device: torch.device) -> float:
-    """The mean of the metric over the held-out data, in eval mode and without gradients; modes are put back."""
-    loader = Loader(held_out.data, collate=held_out.collate)
+def measure(model: nn.Module, held_out: HeldOut, device: torch.device, *, most: int | None = None) -> float:
+    """The mean of the metric over the held-out data, in eval mode and without gradients; modes are put back.
+
+    With `most` over the first so many records only.
+    """
+    loader = Loader.of(held_out.data)
     if loader.examples == 0:
         raise ValueError(f"{held_out.name} is empty")
-    everything = Lot(0, np.arange(loader.examples))
-    total = torch.zeros((), dtype=torch.float64, device=device)
+    total, count = torch.zeros((), dtype=torch.float64, device=device), 0
     with evaluating(model), torch.no_grad():
-        for batch in loader.batches(everything, _BATCH):
-            inputs, targets = on_device(batch, device)
-            total += held_out.metric(model(inputs), targets).double().sum()
-    return total.item() / loader.examples
+        for rows in loader.parts(_BATCH, most=most):
+            inputs = Inputs.of(on_device(rows, device))
+            values = held_out.metric_of(model, *inputs.args, **inputs.kwargs)
+            if not isinstance(values, Tensor) or values.ndim == 0 or len(values) != inputs.rows:
+                came = tuple(values.shape) if isinstance(values, Tensor) else type(values).__name__
+                raise ValueError(f"metric_of must give one value for each of {inputs.rows} rows, got {came}")
+            total, count = total + values.double().sum(), count + inputs.rows
+    return total.item() / count
 
 
 @contextmanager
@@ -90,8 +100,3 @@ def evaluating(model: nn.Module) -> Iterator[None]:
     finally:
         for module, training in modes:
             module.training = training
-
-
-def on_device(batch: Any, device: torch.device) -> Any:
-    """The batch with its tensors on the device; copies run beside other work where they can."""
-    return map_leaves(lambda leaf: leaf.to(device, non_blocking=True) if isinstance(leaf, Tensor) else leaf, batch)

@@ -1,26 +1,23 @@
-"""Before anything is charged: the device, the randomness, and whether the model can be trained privately at all."""
+"""Before anything is charged: the device, the randomness, the optimizer, and a first measurement of held-out data."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any
 
-import numpy as np
 import torch
+from torch import nn
 
-from hush.checks.check import check
+from hush.checks.guards import check_optimizers
+from hush.errors import NotSupported
+from hush.machine import Machine, usable
 from hush.plan import Plan
-from hush.private import Private
-from hush.sampling.loader import Loader
-from hush.sampling.lots import Lot
-from hush.training.evaluation import on_device
-from hush.training.options import Conduct, Job
+from hush.training.evaluation import HeldOut, measure
 
 
-def device_of(job: Job, conduct: Conduct) -> torch.device:
+def device_of(model: nn.Module, machine: Machine) -> torch.device:
     """The device that was asked for, if it can be used, else the one that the model is on."""
-    if conduct.device is not None:
-        return usable(conduct.device)
-    return next((p.device for p in job.model.parameters()), torch.device("cpu"))
+    if machine.device is not None:
+        return usable(machine.device)
+    return next((p.device for p in model.parameters()), torch.device("cpu"))
 
 
 @contextmanager
@@ -34,43 +31,30 @@ def reproducible(seed: int | None, device: torch.device) -> Iterator[None]:
         yield
 
 
-def usable(device: str | torch.device) -> torch.device:
-    """The device; refused where nothing can be put on it.
-
-    >>> usable("cpu")
-    device(type='cpu')
-    """
-    try:
-        torch.zeros(1, device=device)
-    except (RuntimeError, AssertionError) as error:
-        raise ValueError(f"device {str(device)!r} cannot be used: {str(error).splitlines()[0]}") from None
-    return torch.device(device)
-
-
-def check_model(job: Job, plan: Plan, loader: Loader, device: torch.device) -> None:
-    """Refuse what cannot be trained while nothing is charged yet: inputs are synthetic, only shaped like these."""
-    _check_optimizer(job)
-    Private(job.model, plan, seed=0, public_buffers=job.public_buffers).detach()
-    few = Lot(0, np.arange(min(8, loader.examples)))
-    for batch in loader.batches(few, 8):
-        parts = on_device(batch, device)
-        parts = parts if isinstance(parts, tuple | list) else (parts,)
-        check(job.model, job.losses_of(), *parts, public_buffers=job.public_buffers)
+def check_arguments(model: nn.Module, optimizer: torch.optim.Optimizer, plan: Plan, held_out: HeldOut | None) -> None:
+    """Refuse what is not meant, and an optimizer that would not move what is paid for."""
+    if not isinstance(plan, Plan):
+        raise TypeError(f"expected plan=hush.Plan.for_budget(...), got {type(plan).__name__}")
+    if plan.budget is None:
+        raise ValueError("fit needs a plan with a budget: make it with hush.Plan.for_budget(hush.Budget(...), ...)")
+    if not isinstance(optimizer, torch.optim.Optimizer):
+        raise TypeError(f"expected an optimizer made with the model's parameters, got {optimizer!r}")
+    if held_out is not None and not isinstance(held_out, HeldOut):
+        raise TypeError(f"expected held_out=hush.HeldOut(data=...), got {type(held_out).__name__}")
+    check_optimizers([optimizer], {n: p for n, p in model.named_parameters() if p.requires_grad}, model)
 
 
-def ledger_data(job: Job, conduct: Conduct, loader: Loader) -> Any:
-    """What a ledger takes the fingerprint of; a dataset that is read item by item is read whole only for a real one."""
-    if job.fingerprint_of is not None:
-        return job.fingerprint_of
-    return job.train_set if conduct.ledger is not None or loader.in_memory else None
-
-
-def _check_optimizer(job: Job) -> None:
-    held = {id(p) for group in job.optimizer.param_groups for p in group["params"]}
-    missing = [name for name, p in job.model.named_parameters() if p.requires_grad and id(p) not in held]
-    if missing:
-        raise ValueError(
-            f"the optimizer does not hold the trainable parameters {', '.join(missing[:5])}"
-            f"{', ...' if len(missing) > 5 else ''} of the model: they would be paid for and never move. Make the "
-            "optimizer with them, or freeze them with requires_grad_(False)"
+def check_fresh(optimizer: torch.optim.Optimizer) -> None:
+    """Refuse an optimizer that has taken steps: its averages hold what they were computed from, without noise."""
+    if optimizer.state:
+        raise NotSupported(
+            f"expected a new optimizer, got a {type(optimizer).__name__} with state from earlier steps: momentum and "
+            "averages of other gradients, perhaps of these records without noise, would enter the released model. Make "
+            "a new one with the model's parameters"
         )
+
+
+def try_held_out(model: nn.Module, held_out: HeldOut | None, device: torch.device) -> None:
+    """One batch of held-out data through the metric, so that a mistake in it costs nothing."""
+    if held_out is not None:
+        measure(model, held_out, device, most=8)

@@ -93,7 +93,7 @@ def announce(plan: Plan, *, resumed: bool) -> None:
     size, noise = plan.lots, plan.noise_at(0)
     cost = "" if plan.budget is None else f" for epsilon {plan.budget.epsilon:g} at delta {plan.budget.delta:g}"
     print(
-        f"{'resuming' if resumed else 'training'}: {plan.steps:,} steps on about {size.expected_size:,} of "
+        f"{'resuming' if resumed else 'training'}: {plan.steps:,} steps on about {size.lot_size:,} of "
         f"{size.examples:,} records each, noise multiplier {noise:.4g}{cost}",
         file=sys.stderr,
     )
