@@ -2,11 +2,13 @@
 
 import json
 import math
+from typing import Any
 
 import pytest
 
 from hush import accounting
-from hush.accounting import Allocated, Budget, Gaussian, PoissonSampled, Shuffled
+from hush.accounting import Allocated, Budget, Gaussian, PoissonSampled, Shuffled, compose
+from hush.accounting.approximate_noise import SET_ASIDE
 from hush.clipping.clips import AutomaticClip, FlatClip, PerLayerClip, QuantileClip
 from hush.plan import Plan
 from hush.sampling.lots import AllocatedLots, PoissonLots, ShuffledLots
@@ -48,32 +50,77 @@ def test_epsilon_is_the_accountants_answer() -> None:
         assert one.epsilon(delta=1e-5, accountant=accountant) == expected  # type: ignore[arg-type]
 
 
-@pytest.mark.parametrize(
-    "lots", [LOTS, AllocatedLots(examples=1000, lot_size=10), ShuffledLots(examples=1000, lot_size=10)]
-)
-def test_hazard_25_calibration_never_passes_the_budget(lots: object) -> None:
+def for_budget(budget: Budget, **changes: Any) -> Plan:
+    return Plan.for_budget(budget, **{"examples": 1000, "lot_size": 10, "steps": 150, "clip": CLIP} | changes)
+
+
+@pytest.mark.parametrize("sampling", ["poisson", "allocated", "shuffled"])
+def test_hazard_25_calibration_never_passes_the_budget(sampling: str) -> None:
     budget = Budget(epsilon=2.0, delta=1e-5)
-    made = Plan.for_budget(
-        budget,
-        lots=lots,
-        steps=150,
-        clip=CLIP,
-        spent=Gaussian(9.0),
-        reserve=30,
-        accountant="renyi",  # type: ignore[arg-type]
-    )
-    assert made.budget == budget and made.reserve == 30 and made.spent == Gaussian(9.0)
-    upper = made.epsilon(delta=1e-5, accountant="renyi").upper
-    assert 1.99 < upper <= 2.0
-    looser = Plan.for_budget(budget, lots=lots, steps=150, clip=CLIP, accountant="renyi")  # type: ignore[arg-type]
+    made = for_budget(budget, sampling=sampling, preprocessing=Gaussian(9.0), reserve=30, accountant="renyi")
+    assert made.budget == budget and made.reserve == 30 and made.preprocessing == Gaussian(9.0)
+    assert type(made.lots).__name__.lower() == f"{sampling}lots" and made.lots.lot_size == 10
+    assert made.epsilon(delta=1e-5) == made.epsilon(delta=1e-5, accountant="renyi"), "a plan knows its accountant"
+    assert 1.99 < made.epsilon(delta=1e-5).upper <= 2.0
+    looser = for_budget(budget, sampling=sampling, accountant="renyi")
     assert looser.noise_multiplier < made.noise_multiplier, "what was spent and what is reserved must be paid for"
     with pytest.raises(ValueError, match="already spent"):
-        Plan.for_budget(budget, lots=lots, steps=1, clip=CLIP, spent=Gaussian(0.5), accountant="renyi")  # type: ignore[arg-type]
+        for_budget(budget, sampling=sampling, preprocessing=Gaussian(0.5), accountant="renyi")
 
 
 def test_calibration_with_the_default_accountant() -> None:
-    made = Plan.for_budget(Budget(epsilon=1.0, delta=1e-5), lots=LOTS, steps=100, clip=CLIP)
+    made = for_budget(Budget(epsilon=1.0, delta=1e-5), steps=100)
     assert 0.99 < made.epsilon(delta=1e-5).upper <= 1.0
+
+
+def test_epochs_and_steps_are_two_ways_to_say_one_thing() -> None:
+    budget = Budget(epsilon=1.0, delta=1e-5)
+    assert for_budget(budget, steps=None, epochs=1.5, accountant="renyi").steps == 150
+    for given in ({"epochs": 1.0}, {"steps": None}):
+        with pytest.raises(ValueError, match="give epochs or steps, one of the two"):
+            for_budget(budget, **given)
+    with pytest.raises(ValueError, match="epochs must be a positive number, got -1"):
+        for_budget(budget, steps=None, epochs=-1)
+    with pytest.raises(ValueError, match="sampling must be poisson, allocated or shuffled, got 'cyclic'"):
+        for_budget(budget, sampling="cyclic")
+
+
+def test_a_noise_schedule_is_a_shape_that_is_scaled_to_the_budget() -> None:
+    budget = Budget(epsilon=2.0, delta=1e-5)
+    made = for_budget(budget, steps=20, reserve=5, noise_schedule=lambda step: 3.0 + 0.3 * step, accountant="renyi")
+    noise = made.noise_multiplier
+    assert isinstance(noise, tuple) and len(noise) == 25
+    assert [value / noise[0] for value in noise] == pytest.approx([1 + 0.1 * step for step in range(25)])
+    assert 1.99 < made.epsilon(delta=1e-5).upper <= 2.0
+    event = compose([(PoissonSampled(0.01, Gaussian(value)), 1) for value in noise])
+    assert accounting.epsilon(event, delta=1e-5, accountant="renyi").upper <= 2.0
+    steady = for_budget(budget, steps=20, noise_schedule=lambda step: 7.0, accountant="renyi")
+    assert steady.noise_multiplier == for_budget(budget, steps=20, accountant="renyi").noise_multiplier
+    for wrong in (lambda step: 0.0, lambda step: math.nan):
+        with pytest.raises(ValueError, match="finite number > 0 for each charged step"):
+            for_budget(budget, noise_schedule=wrong)
+    with pytest.raises(ValueError, match="leave noise_multiplier out"):
+        for_budget(budget, noise_schedule=lambda step: 1.0, noise_multiplier=1.0)
+
+
+def test_a_given_noise_takes_as_many_steps_as_fit() -> None:
+    budget, unit = Budget(epsilon=0.6, delta=1e-5), PoissonSampled(0.01, Gaussian(1.0))
+    made = for_budget(budget, steps=5000, noise_multiplier=1.0, reserve=3)
+    assert made.cut_short and accounting.epsilon(unit * (made.steps + 3), delta=1e-5).upper <= 0.6
+    assert accounting.epsilon(unit * (made.steps + 4), delta=1e-5).upper > 0.6
+    few = for_budget(budget, steps=5, noise_multiplier=1.0)
+    assert few.steps == 5 and not few.cut_short
+    with pytest.raises(ValueError, match="does not allow one step"):
+        for_budget(Budget(epsilon=0.01, delta=1e-9), noise_multiplier=0.3)
+
+
+def test_float_safe_noise_leaves_room_in_delta() -> None:
+    budget = Budget(epsilon=2.0, delta=1e-5)
+    made = for_budget(budget, steps=20, noise="float_safe", accountant="renyi")
+    assert made.noise == "float_safe" and made.budget == budget
+    assert made.epsilon(delta=1e-5 * (1 - 2 * SET_ASIDE)).upper <= 2.0
+    with pytest.raises(ValueError, match="'gaussian' or 'float_safe', got 'laplace'"):
+        for_budget(budget, noise="laplace")
 
 
 @pytest.mark.parametrize(("noise", "lower"), [(0.0, math.inf), (0.005, 0.0)])

@@ -38,8 +38,8 @@ if TYPE_CHECKING:
         paper_schedule,
     )
     from hush.training.averaging import Average
-    from hush.training.optimizers import CorrectedAdam
     from hush.training.fit import fit
+    from hush.training.optimizers import CorrectedAdam
 
 __version__ = "0.1.0"
 

@@ -9,9 +9,9 @@ from support.small_fit import BUDGET, blobs, run
 
 from hush.accounting import Gaussian, PoissonSampled, compose, epsilon, grouped, renyi, rounded_up
 from hush.ledger import Ledger, LedgerError
+from hush.plan import PrivatePreprocessing
 from hush.report import read_statement, write_report
 from hush.report.plots import ticks
-from hush.plan import PrivatePreprocessing
 from hush.training import About, HeldOut
 
 

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 import torch
 
 from hush.checks.check import check_gradients, look_at
-from hush.checks.guards import must_match
+from hush.checks.guards import must_match, refuse_mixing
 from hush.checks.reading import check_reading
 from hush.gradients.engine import Gradients, Inputs
 from hush.sampling.loader import Loader, on_device
@@ -40,6 +40,7 @@ class Watch:
         if not self._checked:
             self._check(rows)
         if step & (step - 1) == 0 and step != self._looked:
+            refuse_mixing(self._gradients.model)
             look_at(self._gradients, rows)
             self._looked, self.looks = step, self.looks + 1
 
