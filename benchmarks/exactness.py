@@ -99,7 +99,7 @@ class _Loop:
     def __call__(self, weights: Tensor) -> list[Tensor]:
         lot, count = next(self._lots), self._count
         padded = torch.cat([weights, weights.new_ones(len(self._x) - count)])
-        for batch in lot.batches(len(self._x) if self.private.captures else count):
+        for batch in lot.batches(len(self._x) if self.private.captured is not None else count):
             rows = len(batch)
             self.private.add(batch, self._x[:rows], self._y[:rows], padded[:rows])
         self.private.step(self._optimizer)

@@ -7,9 +7,9 @@ from torch.nn import functional as F
 import hush
 from hush.accounting import MomentsAccountant, moments
 from hush.clipping.clips import FlatClip
+from hush.noise.sanitizer import Sanitizer
 from hush.randomness.streams import Key
 from hush.sampling.lots import PoissonLots
-from hush.sanitizer import Sanitizer
 
 
 class DPSGD_Optimizer:

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from hush.clipping.clips import FlatClip, PerLayerClip, QuantileClip
-from hush.functional import per_example
+from hush.gradients.functional import per_example
 from hush.private import Private
 from hush.sampling.lots import AllocatedLots, Lots, PoissonLots, ShuffledLots
 from hush.training.augmentation import copies

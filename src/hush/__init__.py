@@ -8,23 +8,24 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from hush import functional, recipes
+    from hush import recipes
     from hush.accounting import Bounds, Budget, Filter, MomentsAccountant, Odometer
     from hush.checks.batchnorm import replace_batchnorm
     from hush.checks.check import check
     from hush.clipping import AutomaticClip, BoundedSum, FlatClip, PerLayerClip, QuantileClip
     from hush.errors import HushError, MixedExamples, NotSupported
-    from hush.functional import per_example
+    from hush.gradients import functional
     from hush.gradients.engine import Gradients
+    from hush.gradients.functional import per_example
     from hush.ledger import BudgetExhausted, Ledger, LedgerError
     from hush.machine import Machine
-    from hush.pca import Projection, dp_pca
+    from hush.noise.pca import Projection, dp_pca
+    from hush.noise.sanitizer import Sanitizer
     from hush.plan import Plan, PrivatePreprocessing
     from hush.private import Private
     from hush.report.about import About
     from hush.sampling.loader import Loader
     from hush.sampling.lots import AllocatedLots, PoissonLots, ShuffledLots
-    from hush.sanitizer import Sanitizer
     from hush.training import (
         Averaging,
         Callback,
@@ -75,22 +76,22 @@ _ROOM = {
     "PrivacyWarning": "training",
     "Private": "private",
     "PrivatePreprocessing": "plan",
-    "Projection": "pca",
+    "Projection": "noise.pca",
     "QuantileClip": "clipping",
     "Result": "training",
     "Run": "training",
-    "Sanitizer": "sanitizer",
+    "Sanitizer": "noise.sanitizer",
     "Scheduler": "training",
     "ShuffledLots": "sampling.lots",
     "TensorBoard": "training",
     "check": "checks.check",
-    "dp_pca": "pca",
-    "fit": "training.fit",
+    "dp_pca": "noise.pca",
+    "fit": "training",
     "paper_schedule": "training",
-    "per_example": "functional",
+    "per_example": "gradients.functional",
     "replace_batchnorm": "checks.batchnorm",
 }
-_PACKAGES = ("accounting", "functional", "recipes")
+_MODULES = {"accounting": "accounting", "functional": "gradients.functional", "recipes": "recipes"}
 
 __all__ = [
     "About",
@@ -147,8 +148,8 @@ __all__ = [
 def __getattr__(name: str) -> Any:
     if name in _ROOM:
         return getattr(import_module(f"hush.{_ROOM[name]}"), name)
-    if name in _PACKAGES:
-        return import_module(f"hush.{name}")
+    if name in _MODULES:
+        return import_module(f"hush.{_MODULES[name]}")
     raise AttributeError(f"module 'hush' has no attribute {name!r}")
 
 

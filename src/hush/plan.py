@@ -42,15 +42,16 @@ class Plan:
     move the released sums by, over all groups (and the count of QuantileClip) together. It may be a schedule: a
     function of the step, or a tuple with a value for each of the steps + reserve steps; so may the bounds inside
     `clip`, which cost nothing. `reserve` more steps are part of the guarantee without being needed: a run that
-    crashed may do again what it lost. `preprocessing` is what the same budget has paid for already (DP-PCA, say); `event`
-    and `epsilon` include both. With noise="float_safe" sums are released as integers on a fixed grid, safe against
-    attacks on floating point.
+    crashed may do again what it lost. `preprocessing` is what the same budget has paid for already (DP-PCA, say);
+    `event` and `epsilon` include both. With noise="float_safe" sums are released as integers on a fixed grid, safe
+    against attacks on floating point.
 
     A noise multiplier below 0.01 is allowed for tests and comparisons; the plan is then NOT PRIVATE and says so.
 
     >>> from hush.clipping.clips import FlatClip
     >>> from hush.sampling.lots import PoissonLots
-    >>> plan = Plan(lots=PoissonLots(examples=60_000, lot_size=600), steps=6_000, clip=FlatClip(1.0), noise_multiplier=1.1)
+    >>> lots = PoissonLots(examples=60_000, lot_size=600)
+    >>> plan = Plan(lots=lots, steps=6_000, clip=FlatClip(1.0), noise_multiplier=1.1)
     >>> plan.units
     ((PoissonSampled(rate=0.01, event=Gaussian(noise_multiplier=1.1)), 6000),)
     """

@@ -5,39 +5,37 @@ The model is never wrapped and nothing is attached to it.
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from os import PathLike
-from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
 
-from hush.accounting.bounds import Bounds
 from hush.checks.guards import Guard, check_groups, check_optimizers, refuse_several_processes
 from hush.checks.watch import Watch
 from hush.clipping.clips import Clip
 from hush.clipping.written import clip_from_dict, clip_to_dict
-from hush.gradients.engine import Gradients, Inputs
+from hush.gradients.engine import Gradients
 from hush.gradients.sums.lot_sum import LotSum
 from hush.ledger import Ledger
-from hush.ledger.charging import ChargeAccount, ledger_of, open_account, refuse_dearer, resume_account
+from hush.ledger.charging import ChargeAccount, do_preprocessing, open_account, resume_account
 from hush.ledger.course import Course
 from hush.machine import Machine
-from hush.noise.release import Due, Releaser, distance_of_run
+from hush.noise.release import Due, Releaser, distance_of_run, tell_noise
 from hush.plan import Plan
+from hush.report.spoken import Spoken
 from hush.sampling.batches import Batch
-from hush.sampling.loader import Loader, on_device
+from hush.sampling.loader import Loader
 from hush.sampling.lot import Lot
 
 if TYPE_CHECKING:
     from hush.captured.lot import CapturedRun
-    from hush.report import About, Report, Statement
 
 LossesOf = Callable[..., Tensor]
 Book = str | PathLike[str] | Ledger | ChargeAccount | Callable[[], ChargeAccount] | None
 
 
-class Private:
+class Private(Spoken):
     """Runs a plan on a plain model, with a plain loop and a plain optimizer.
 
     Guarantee: what `step` writes into the gradients, over all lots together, is the plan's event on the data, charged
@@ -52,11 +50,11 @@ class Private:
     that may change in training because they hold nothing of the data. A `with` block closes the run at its end; one
     that is left by an exception leaves the account open for `Private.resume`.
 
-    >>> from hush.clipping.clips import FlatClip
-    >>> from hush.sampling.lots import PoissonLots
+    >>> import hush
     >>> model, x = nn.Linear(2, 1), torch.zeros(100, 2)
     >>> optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    >>> plan = Plan(lots=PoissonLots(examples=100, lot_size=10), steps=3, clip=FlatClip(1.0), noise_multiplier=1.0)
+    >>> lots, clip = hush.PoissonLots(examples=100, lot_size=10), hush.FlatClip(1.0)
+    >>> plan = Plan(lots=lots, steps=3, clip=clip, noise_multiplier=1.0)
     >>> with Private(model, plan, lambda model, x: model(x).square().squeeze(1), data=x) as private:
     ...     for lot in private.lots():
     ...         for batch in lot.batches(8):
@@ -65,6 +63,13 @@ class Private:
     >>> private.steps_done
     3
     """
+
+    _sum: LotSum
+    _clip: Clip
+    _closed: bool
+    _lot: Lot | None
+    _due: Due
+    captured: "CapturedRun | None"
 
     def __init__(
         self,
@@ -81,9 +86,7 @@ class Private:
         self._prepare(model, plan, losses_of, data, machine, tuple(public_buffers))
         self._begin(ledger() if callable(ledger) else open_account(plan, ledger, distance=self.distance), seed)
         if plan.access is not None:
-            done = plan.access.run()
-            if done != plan.access.event:
-                refuse_dearer(plan.access.name, declared=plan.access.event, done=done, account=self._course.account)
+            do_preprocessing(plan.access, self._course.account)
             self._guard.begin_anew()  # it may have filled buffers
 
     @classmethod
@@ -118,8 +121,8 @@ class Private:
         """
         if self._course.step >= self.plan.steps and self._lots_were_taken:
             raise RuntimeError(
-                f"all {self.plan.steps} steps of the plan are done: lots() walks through all epochs in one pass. For "
-                "a loop in epochs: for epoch in private.epochs(): for lot in epoch: ..."
+                f"all {self.plan.steps} steps of the plan are done, in one pass of lots(). For a loop in epochs: "
+                "for epoch in private.epochs(): for lot in epoch: ..."
             )
         return self._lots(self.plan.steps)
 
@@ -135,17 +138,16 @@ class Private:
     def add(self, batch: Batch, /, *inputs: Any, **named: Any) -> None:
         """Add the clipped gradients of the batch's examples to the sum of the lot; the batch is used up by that.
 
-        What follows the batch are the inputs of losses_of for its rows; with `data=` they are read if left out. Rows
-        that only fill up never count, and an example whose gradient is not finite counts as zero. If it fails, nothing
-        was added, and the batch may be added again.
+        What follows it are the inputs of losses_of for its rows; with `data=` they are read if left out. Rows that only
+        fill up never count, an example whose gradient is not finite is zero. If it fails, nothing was added.
         """
         lot, due = self._open_lot("add"), self._due
         lot.take(batch)
         try:
-            rows = self._rows(batch, inputs, named)
-            if self._captured is not None:
+            rows = self._watch.rows(batch, inputs, named)
+            if self.captured is not None:
                 self._watch.before(rows, lot.step)
-                self._captured.add(self._sum, rows, batch, due)
+                self.captured.add(self._sum, rows, batch, due)
                 return
             self._guard.must_train(due.parameters)
             self._watch.before(rows, lot.step)
@@ -165,12 +167,11 @@ class Private:
     def step(self, *optimizers: torch.optim.Optimizer) -> None:
         """Release the lot's sum with noise, divided by L, as the gradient, and let the optimizers use it.
 
-        Together they hold the trainable parameters, each once. Without any the gradients are written into `p.grad`,
-        and what is done with them is up to you.
+        Together they hold the trainable parameters, each once. Without any, `p.grad` is yours to use.
         """
         self._open_lot("step").must_be_used_up()
         check_optimizers(optimizers, self._due.parameters, self.model)
-        update = None if self._captured is None else self._captured.step(optimizers, self._sum, self._due)
+        update = None if self.captured is None else self.captured.step(optimizers, self._sum, self._due)
         if update is not None:
             self._close_lot()  # before the noise is used: whatever happens, it is never drawn again
             update()
@@ -179,9 +180,7 @@ class Private:
         parameters, self._clip = self._due.parameters, following or self._clip
         self._close_lot()  # before the optimizers: whatever happens there, this lot's noise is never drawn again
         for optimizer in optimizers:
-            expect_noise = getattr(optimizer, "expect_noise", None)  # a NoiseAware; to ask for the protocol takes long
-            if expect_noise is not None:
-                expect_noise({parameters[name]: deviation for name, deviation in deviations.items()})
+            tell_noise(optimizer, parameters, deviations)
             optimizer.step()
 
     def restart(self) -> None:
@@ -194,12 +193,7 @@ class Private:
         self._open_lot("abandon")
         self._close_lot()
 
-    # What was spent, what can be said, and where the run stands ------------------------------------------------------
-
-    @property
-    def protects(self) -> bool:
-        """Whether the run protects anybody: a plan with noise, and randomness that nobody can repeat."""
-        return self.plan.private and self._course.key.private
+    # Where the run stands ------------------------------------------------------------------------------------------
 
     @property
     def steps_done(self) -> int:
@@ -210,52 +204,6 @@ class Private:
     def account(self) -> ChargeAccount | None:
         """The account that is charged; None for a plan without noise."""
         return self._course.account
-
-    def spent(self, *, delta: float) -> Bounds:
-        """Epsilon of all that was charged so far, with what float-safe noise adds to delta in the whole plan.
-
-        Infinite for a run that protects nobody. True for a run that was always meant to end here. If it ends early
-        because of something seen in the data, its guarantee is `plan.epsilon(delta=delta)`, the whole plan's.
-        """
-        return self._course.spent(delta) if self.protects else Bounds(float("inf"), float("inf"))
-
-    def statement(self, about: "About | None" = None) -> "Statement":
-        """What can be said about this run, whole plan and all; `about` is what you state beside it."""
-        from hush.report.facts import facts_of
-        from hush.report.statement import statement_of
-
-        self._guard.must_hold_nothing_new()
-        return statement_of(facts_of(self, about), ledger=ledger_of(self._course.account))
-
-    def report(self, folder: str | PathLike[str], about: "About | None" = None) -> "Report":
-        """The statement as report.txt, report.json and report.html in a folder."""
-        from hush.report.write import write_report
-
-        return write_report(Path(folder), self.statement(about))
-
-    def explain(self) -> str:
-        """How the gradient of each trainable parameter is computed, and what was checked of losses_of."""
-        return self._watch.explain()
-
-    @property
-    def captures(self) -> bool:
-        """Whether the machine captures the steps of this run."""
-        return self._captured is not None
-
-    def capture_anew(self, *, compile: bool) -> None:
-        """Let go of what was captured, and of its memory."""
-        if self._captured is not None:
-            self._captured = self._captured_run(compile=compile)
-            torch.cuda.empty_cache()
-
-    def compute(self) -> None:
-        """Queue what a captured batch has put off until `step`; only a measurement of time needs this."""
-        self._sum.keep()
-
-    def note(self, sentence: str) -> None:
-        """Have the statement say this; it stays through every resume."""
-        if sentence not in self.notes:
-            self.notes.append(sentence)
 
     def state_dict(self) -> dict[str, Any]:
         """Where the run stands, in plain values: never a key, never a sum. Settles the account; between lots only."""
@@ -279,7 +227,7 @@ class Private:
             return
         self._closed, self._lot = True, None
         self._sum.clear()
-        self._clear_gradients()
+        self.model.zero_grad()
         self._releaser.close()
         if self._course.account is not None:
             self._course.account.close()
@@ -310,23 +258,13 @@ class Private:
         check_groups(plan.clip.at(0), parameters, noisy=plan.noise_at(0) > 0)
         self._device = next(iter(parameters.values())).device
         self.distance = distance_of_run(plan.steps + plan.reserve, parameters) if plan.noise == "float_safe" else 0.0
-        self._clip: Clip = plan.clip
-        self._sum, self._closed, self._lots_were_taken = LotSum(), False, False
-        self._lot: Lot | None = None
-        self._due: Due
+        self._clip, self._sum, self._lot, self._closed, self._lots_were_taken = plan.clip, LotSum(), None, False, False
         self.gradients = Gradients(losses_of, model, engine=self.machine.engine)
         self._loader = None if data is None else Loader.of(data)
         self.data_name = "the training set" if self._loader is None else self._loader.name
         self.public_buffers = public_buffers
-        self._watch = Watch(self.gradients, public_buffers)
-        if self._loader is not None:
-            self._watch.whole_way(self._loader, plan.lots.examples, self._device)
-
-    def _begin(self, account: ChargeAccount | None, seed: int | None) -> None:
-        self._course = Course(self.plan, account, seed, distance=self.distance)
-        discrete = self.plan.noise == "float_safe"
-        self._releaser = Releaser(self._course.key, lot_size=self.plan.lots.lot_size, discrete=discrete)
-        self._captured: CapturedRun | None = self._captured_run(compile=self.machine.compile is True)
+        self._watch = Watch(self.gradients, public_buffers, self._loader, self._device)
+        self._watch.whole_way(plan.lots.examples)
 
     def _load(self, state: Mapping[str, Any]) -> None:
         self._course.load_state_dict(dict(state))
@@ -334,13 +272,16 @@ class Private:
         self._clip, self._sum = clip_from_dict(state["clip"]), LotSum(state["slack"])
         self.notes = list(state["notes"])
 
-    def _captured_run(self, *, compile: bool) -> "CapturedRun | None":
-        first, last = self.plan.clip.at(0), self.plan.clip.at(self.plan.steps - 1)
-        if not self.machine.captures(self._device, first, last):
-            return None
-        from hush.captured.lot import CapturedRun
+    def _begin(self, account: ChargeAccount | None, seed: int | None) -> None:
+        self._course = Course(self.plan, account, seed, distance=self.distance)
+        discrete, clip = self.plan.noise == "float_safe", self.plan.clip
+        self._releaser = Releaser(self._course.key, lot_size=self.plan.lots.lot_size, discrete=discrete)
+        self.captured = None
+        if self.machine.captures(self._device, clip.at(0), clip.at(self.plan.steps - 1)):
+            from hush.captured.lot import CapturedRun
 
-        return CapturedRun(self.gradients, self._guard, self._releaser, compile=compile)
+            compile = self.machine.compile is True
+            self.captured = CapturedRun(self.gradients, self._guard, self._releaser, compile=compile)
 
     def _lots(self, end: int) -> Iterator[Lot]:
         while self._course.step < end:
@@ -352,11 +293,11 @@ class Private:
                     "also after an empty lot, or private.abandon() to give it up"
                 )
             self._lots_were_taken = True
-            self._clear_gradients()
+            self.model.zero_grad()
             step = self._course.step
             parameters = self._guard.begin_lot(step)
             lot = self._lot = self._course.next_lot()
-            lot.read_with(self._loader, pad=self.captures)
+            lot.read_with(self._loader, pad=self.captured is not None)
             self._due = Due(parameters, self._clip.at(step), self._course.noise(), step)
             self._releaser.prepare(self._due)
             yield lot
@@ -364,27 +305,11 @@ class Private:
     def _open_lot(self, wanted: str) -> Lot:
         if self._lot is None:
             raise RuntimeError(
-                f"{wanted} needs an open lot: call it once for each lot of `for lot in private.lots():`. Without a "
-                "lot there is no charge"
+                f"{wanted} needs an open lot, one of `for lot in private.lots():`; without it, no charge"
             )
         return self._lot
-
-    def _rows(self, batch: Batch, inputs: tuple[Any, ...], named: Mapping[str, Any]) -> Inputs:
-        if inputs or named:
-            rows = Inputs(inputs, named)
-        elif self._loader is not None:
-            rows = Inputs.of(on_device(self._loader.of_batch(batch), self._device))
-        else:
-            raise TypeError("add(batch) reads its rows from data; give Private(data=...), or add(batch, *inputs)")
-        if rows.rows != len(batch):
-            raise ValueError(f"expected inputs of {len(batch)} rows, one for each of the batch, got {rows.rows}")
-        return rows
 
     def _close_lot(self) -> None:
         self._lot = None
         self._sum.clear()
         self._course.step += 1
-
-    def _clear_gradients(self) -> None:
-        for parameter in self.model.parameters():
-            parameter.grad = None

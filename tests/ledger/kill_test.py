@@ -25,7 +25,7 @@ import torch
 
 from hush.accounting import Budget, Gaussian, epsilon
 from hush.clipping.clips import FlatClip
-from hush.functional import per_example
+from hush.gradients.functional import per_example
 from hush.ledger import BudgetExhausted, Ledger, checkpoints
 from hush.plan import Plan
 from hush.private import Private

@@ -8,7 +8,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from hush.clipping.clips import FlatClip
-from hush.functional import per_example
+from hush.gradients.functional import per_example
 from hush.machine import Machine
 from hush.plan import Plan
 from hush.private import Private

@@ -8,7 +8,7 @@ from torch.nn import functional as F
 
 from hush.accounting import Budget
 from hush.clipping.clips import FlatClip
-from hush.functional import per_example
+from hush.gradients.functional import per_example
 from hush.machine import Machine
 from hush.plan import Plan
 from hush.sampling.loader import Loader

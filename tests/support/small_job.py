@@ -9,7 +9,7 @@ from torch.nn import functional as F
 from torch.optim.lr_scheduler import LambdaLR
 
 from hush.clipping.clips import FlatClip
-from hush.functional import per_example
+from hush.gradients.functional import per_example
 from hush.machine import Machine
 from hush.training import Averaging, HeldOut, Job, Result, Run, Scheduler, fit
 from support.small_fit import BUDGET, blobs

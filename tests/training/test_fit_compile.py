@@ -11,7 +11,10 @@ from support.small_fit import blobs, network
 from torch.nn import functional as F
 
 from hush.clipping.clips import FlatClip
-from hush.functional import per_example
+from hush.gradients.engine import Inputs
+from hush.gradients.functional import per_example
+from hush.gradients.sums.lot_sum import LotSum
+from hush.noise.release import Due
 from hush.plan import Plan
 from hush.private import Private
 from hush.sampling.batches import Batch
@@ -22,29 +25,31 @@ from hush.training.physical_batches import LotRunner
 GPU = torch.device("cuda")
 
 
-class Played(Private):
-    """A run that seems to capture; its compiled batches can be made to fail."""
+class Played:
+    """Stands where a captured run would; its compiled batches can be made to fail."""
 
-    asked: list[bool]
-    failure: Exception | None = None
-    batches = 0
-    seconds = 0.0
-    pretends = True
-    now = 0.0
+    def __init__(self, private: Private, seconds: float) -> None:
+        self.asked: list[bool] = []
+        self.failure: Exception | None = None
+        self.batches = 0
+        self.now = 0.0
+        self._private, self._seconds = private, seconds
 
-    @property
-    def captures(self) -> bool:
-        return self.pretends
-
-    def capture_anew(self, *, compile: bool) -> None:
+    def begin_anew(self, *, compile: bool) -> None:
         self.asked.append(compile)
 
-    def add(self, batch: Batch, /, *inputs: Any, **named: Any) -> None:
+    def add(self, lot: LotSum, inputs: Inputs, batch: Batch, due: Due) -> None:
         self.batches += 1
-        self.now += self.seconds
+        self.now += self._seconds
         if self.asked[-1] and self.failure is not None:
             raise self.failure
-        super().add(batch, *inputs, **named)
+        lot.add(self._private.gradients.clipped_sum(inputs, due.clip, rows=batch.size), due.clip)
+
+    def compute(self) -> None:
+        pass
+
+    def step(self, *_: Any) -> None:
+        return None
 
 
 class Watched:
@@ -53,15 +58,16 @@ class Watched:
     def __init__(self, monkeypatch: pytest.MonkeyPatch, *, batch_seconds: float, steps: int = 1000) -> None:
         model, lots = network(), PoissonLots(examples=400, lot_size=40)
         plan = Plan(lots=lots, steps=steps, clip=FlatClip(1.0), noise_multiplier=1.0)
-        self.private = Played(model, plan, per_example(F.cross_entropy), data=blobs(), seed=0)
-        self.private.asked, self.private.seconds = [False], batch_seconds
+        self.private = Private(model, plan, per_example(F.cross_entropy), data=blobs(), seed=0)
+        self.played = Played(self.private, batch_seconds)
+        self.private.captured = self.played  # type: ignore[assignment]
         self.optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-        monkeypatch.setattr("hush.training.compiling.time.perf_counter", lambda: self.private.now)
+        monkeypatch.setattr("hush.training.compiling.time.perf_counter", lambda: self.played.now)
         monkeypatch.setattr(torch.cuda, "synchronize", lambda device: None)
 
     def train(self, steps: int, *, size: int = 80, device: torch.device = GPU, compile: Any = "auto") -> LotRunner:
-        runner = LotRunner(self.private, size, device, padded=True, compile=compile)
-        self.private.asked[0] = compile is True
+        runner = LotRunner(self.private, size, device, padded=False, compile=compile)
+        self.played.asked = [compile is True]
         lots = self.private.lots()
         for _ in range(steps):
             runner(next(lots))
@@ -72,36 +78,36 @@ class Watched:
 def test_a_long_run_is_compiled_after_a_few_timed_batches(monkeypatch: pytest.MonkeyPatch) -> None:
     run = Watched(monkeypatch, batch_seconds=0.2)  # 994 batches are left after the trial: 199 seconds
     run.train(10)
-    assert run.private.asked == [False, True]
+    assert run.played.asked == [False, True]
 
 
 def test_a_short_run_is_not(monkeypatch: pytest.MonkeyPatch) -> None:
     run = Watched(monkeypatch, batch_seconds=0.17)
     run.train(10)
-    assert run.private.asked == [False]
+    assert run.played.asked == [False]
 
 
 def test_batches_of_a_lot_are_counted_as_planned(monkeypatch: pytest.MonkeyPatch) -> None:
     run = Watched(monkeypatch, batch_seconds=0.05)
     run.train(10, size=10)  # four batches for a lot of 40, whatever the lots really hold
-    assert run.private.asked == [False, True]
+    assert run.played.asked == [False, True]
 
 
 @pytest.mark.parametrize("captured", [False, True])
 def test_nothing_is_tried_where_nothing_is_captured(monkeypatch: pytest.MonkeyPatch, captured: bool) -> None:
     run = Watched(monkeypatch, batch_seconds=100.0)
-    run.private.pretends = captured
+    run.private.captured = run.private.captured if captured else None
     run.train(10, compile=False if captured else "auto")
-    assert run.private.asked == [False]
+    assert run.played.asked == [False]
 
 
 def test_what_cannot_be_compiled_goes_on_captured_and_counts_once(monkeypatch: pytest.MonkeyPatch) -> None:
     run = Watched(monkeypatch, batch_seconds=1.0)
-    run.private.failure = NotImplementedError("an operator that the compiler does not know")
+    run.played.failure = NotImplementedError("an operator that the compiler does not know")
     with pytest.warns(RuntimeWarning, match="goes on without: an operator"):
         runner = run.train(10)
-    assert run.private.asked == [False, True, False] and runner.size == 80
-    assert run.private.batches == 11, "the lot that failed began again"
+    assert run.played.asked == [False, True, False] and runner.size == 80
+    assert run.played.batches == 11, "the lot that failed began again"
     plain = Watched(monkeypatch, batch_seconds=1.0)
     plain.train(10, compile=False)
     for one, other in zip(run.private.model.parameters(), plain.private.model.parameters(), strict=True):
@@ -110,7 +116,7 @@ def test_what_cannot_be_compiled_goes_on_captured_and_counts_once(monkeypatch: p
 
 def test_compiling_that_was_asked_for_says_why_it_failed(monkeypatch: pytest.MonkeyPatch) -> None:
     run = Watched(monkeypatch, batch_seconds=1.0)
-    run.private.failure = NotImplementedError("an operator that the compiler does not know")
+    run.played.failure = NotImplementedError("an operator that the compiler does not know")
     with pytest.raises(NotImplementedError):
         run.train(1, compile=True)
 

@@ -12,8 +12,8 @@ from support.small_job import Crash, job, same, train
 from torch import nn
 
 from hush.accounting import Budget
+from hush.captured.lot import CapturedRun
 from hush.ledger import Ledger
-from hush.private import Private
 from hush.training import HeldOut
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU on this machine")
@@ -83,13 +83,13 @@ def test_a_seeded_run_on_a_gpu_resumes_as_if_it_had_not_been_interrupted(tmp_pat
 
 def test_a_run_that_is_long_enough_is_compiled_on_the_way(monkeypatch: pytest.MonkeyPatch) -> None:
     asked: list[bool] = []
-    made = Private._captured_run
+    made = CapturedRun.begin_anew
 
-    def watched(private: Private, *, compile: bool) -> Any:
+    def watched(captured: CapturedRun, *, compile: bool) -> None:
         asked.append(compile)
-        return made(private, compile=compile)
+        made(captured, compile=compile)
 
-    monkeypatch.setattr(Private, "_captured_run", watched)
+    monkeypatch.setattr(CapturedRun, "begin_anew", watched)
     assert run(device="cuda").ended == "finished" and asked == [False], "30 steps of microseconds"
     monkeypatch.setattr("hush.training.compiling._WORTH_IT", 0.0)
     asked.clear()

@@ -12,7 +12,7 @@ from torch.nn import functional as F
 from torch.optim.lr_scheduler import ReduceLROnPlateau, StepLR
 
 from hush.clipping.clips import FlatClip
-from hush.functional import per_example
+from hush.gradients.functional import per_example
 from hush.training import Averaging, HeldOut, Scheduler, paper_schedule
 
 

@@ -24,16 +24,29 @@ class CapturedRun:
     """The captured form of what `Private.add` and `Private.step` do; the same results, by the same functions."""
 
     def __init__(self, gradients: Gradients, guard: Guard, releaser: Releaser, *, compile: bool) -> None:
-        self._guard, self._releaser = guard, releaser
-        self._region = Region(gradients, compile=compile)
+        self._gradients, self._guard, self._releaser = gradients, guard, releaser
+        self._lot: LotSum | None = None
+        self.begin_anew(compile=compile)
+
+    def begin_anew(self, *, compile: bool) -> None:
+        """Let go of everything that was captured, and of its memory."""
+        self._region = Region(self._gradients, compile=compile)
         self._update = Update()
         self._total: BoundedSum | None = None
         self._reasons: tuple[object, ...] = ()
         self._planned: PlannedRelease
+        if torch.cuda.is_available():
+            torch.cuda.empty_cache()
+
+    def compute(self) -> None:
+        """Queue what a batch has put off until the step; only a measurement of time needs this."""
+        if self._lot is not None:
+            self._lot.keep()
 
     def add(self, lot: LotSum, inputs: Inputs, batch: Batch, due: Due) -> None:
         """Add the batch's clipped sum to the lot's, or put that off until the step."""
         lot.keep()  # the region writes where it wrote before
+        self._lot = lot
         placed, replayed = self._region.place(due.parameters, due.clip, inputs, batch, self._guard.state())
         total = self._region.run(due.parameters, due.clip, inputs, batch) if placed is None else None
         if not replayed:

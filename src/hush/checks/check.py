@@ -90,7 +90,7 @@ def check_gradients(gradients: Gradients, given: Inputs, public_buffers: Sequenc
 def _check_extremes(
     gradients: Gradients, one: Inputs, losses: Tensor, parameters: Mapping[str, Tensor], tolerance: float
 ) -> None:
-    """One row, then every second, as no record looks; the others must not move. What the model itself refuses, passes."""
+    """One row, then every second, as no record looks; the others must not move. What the model refuses, passes."""
     many = len(losses)
     for replace in (torch.arange(many) == 1, torch.arange(many) % 2 == 1):
         usual = _outcome(losses, ~replace, parameters)
@@ -106,7 +106,7 @@ def _check_extremes(
 
 
 def look_at(gradients: Gradients, given: Inputs) -> None:
-    """On a real batch: its losses with every second row replaced by others of it, and one by zeros. Forward passes only."""
+    """On a real batch: its losses with every second row replaced by others of it, and one by zeros. No gradients."""
     if given.rows < 3:
         return
     rows = torch.arange(given.rows)
@@ -116,13 +116,11 @@ def look_at(gradients: Gradients, given: Inputs) -> None:
         for other, replace in ((others, rows % 2 == 1), (dict(extremes(given))["zero"], rows == 1)):
             found = _run(gradients, replaced(given, other, replace)).double()
             kept = (~replace).to(found.device) & usual.isfinite()
-            if not _same(
-                [usual[kept]], [found[kept]], 1e-3 if usual.numel() and gradients_are_half(gradients) else 1e-5
-            ):
+            if not _same([usual[kept]], [found[kept]], 1e-3 if usual.numel() and _is_half(gradients) else 1e-5):
                 raise MixedExamples(MIXES)
 
 
-def gradients_are_half(gradients: Gradients) -> bool:
+def _is_half(gradients: Gradients) -> bool:
     """Whether losses are computed in half precision somewhere; then rounding moves them more."""
     half = any(p.dtype in (torch.bfloat16, torch.float16) for p in gradients.model.parameters())
     return half or torch.is_autocast_enabled("cpu") or torch.is_autocast_enabled("cuda")

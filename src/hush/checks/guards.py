@@ -216,9 +216,9 @@ def _sum_of_bits(tensor: Tensor) -> Tensor:
 def written_parameter(name: str) -> str:
     """What to say of a parameter that changed without a release."""
     return (
-        f"parameter {name!r} was written between the start of the lot and the end of add, by the forward pass or beside it. "
-        "Only private.step may change parameters by what is in the data: an Embedding with max_norm scales the rows "
-        "that occur in a batch, statistics kept in a frozen parameter hold raw data. Leave max_norm out; change "
+        f"parameter {name!r} was written between the start of the lot and the end of add, by the forward pass "
+        "or beside it. Only private.step may change parameters by what is in the data: an Embedding with max_norm "
+        "scales the rows that occur in a batch, statistics kept in a frozen parameter hold raw data. Leave max_norm out; change "
         "weights between lots; declare a frozen parameter that knows nothing of the data with public_buffers"
     )
 
@@ -287,8 +287,9 @@ def check_optimizers(
                     held.add(id(parameter))
                 elif parameter.grad is not None or (parameter.requires_grad and not _holds(model, parameter)):
                     raise RuntimeError(
-                        f"a parameter of shape {tuple(parameter.shape)} in group {number} of {type(optimizer).__name__} "
-                        "is not a trainable parameter of the model in this lot, and its gradient is not private. Take "
+                        f"a parameter of shape {tuple(parameter.shape)} in group {number} of "
+                        f"{type(optimizer).__name__} is not a trainable parameter of the model in this lot, and its "
+                        "gradient is not private. Take "
                         "it out of the optimizer, or freeze and unfreeze parameters only between lots"
                     )
     missing = [name for key, name in names.items() if key not in held]

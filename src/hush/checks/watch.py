@@ -1,6 +1,7 @@
 """When a run looks at its forward pass: before the account, at the first batch, then at lots 1, 2, 4, 8, ..."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 import torch
 
@@ -8,6 +9,7 @@ from hush.checks.check import check_gradients, look_at
 from hush.checks.guards import must_match, refuse_mixing
 from hush.checks.reading import check_reading
 from hush.gradients.engine import Gradients, Inputs
+from hush.sampling.batches import Batch
 from hush.sampling.loader import Loader, on_device
 
 _ROWS = 8
@@ -16,16 +18,22 @@ _ROWS = 8
 class Watch:
     """Has the forward pass of a run checked, and says what was looked at."""
 
-    def __init__(self, gradients: Gradients, public_buffers: Sequence[str]) -> None:
+    def __init__(
+        self, gradients: Gradients, public_buffers: Sequence[str], loader: Loader | None, device: torch.device
+    ) -> None:
         self._gradients = gradients
+        self._loader, self._device = loader, device
         self._public = tuple(public_buffers)
         self._checked = False
         self._looked = -1
         self.looks = 0
         """Real batches that were looked at."""
 
-    def whole_way(self, loader: Loader, examples: int, device: torch.device) -> None:
-        """Before anything is charged: the data fits the plan, is read record by record, and can be trained on."""
+    def whole_way(self, examples: int) -> None:
+        """Before anything is charged: the data, if known, fits the plan, is read record by record, can be trained on."""
+        loader = self._loader
+        if loader is None:
+            return
         if len(loader) != examples:
             raise ValueError(
                 f"the plan was made for {examples:,} examples, and the data has {len(loader):,}: make the plan with "
@@ -33,7 +41,19 @@ class Watch:
             )
         check_reading(loader)
         rows = loader.rows(torch.arange(min(_ROWS, len(loader))))
-        self._check(Inputs.of(on_device(rows, device)))
+        self._check(Inputs.of(on_device(rows, self._device)))
+
+    def rows(self, batch: Batch, inputs: tuple[Any, ...], named: Mapping[str, Any]) -> Inputs:
+        """The inputs of a batch: those that were given, else read from the data."""
+        if inputs or named:
+            rows = Inputs(inputs, named)
+        elif self._loader is not None:
+            rows = Inputs.of(on_device(self._loader.of_batch(batch), self._device))
+        else:
+            raise TypeError("add(batch) reads its rows from data; give Private(data=...), or add(batch, *inputs)")
+        if rows.rows != len(batch):
+            raise ValueError(f"expected inputs of {len(batch)} rows, one for each of the batch, got {rows.rows}")
+        return rows
 
     def before(self, rows: Inputs, step: int) -> None:
         """Before a batch is added: the whole check once, later a look at the batch itself at some of the lots."""

@@ -6,8 +6,8 @@ from torch.optim.lr_scheduler import LambdaLR
 
 from hush.accounting import Event, Gaussian
 from hush.commands.watching import watched
-from hush.functional import per_example
-from hush.pca import ProjectionLayer, dp_pca
+from hush.gradients.functional import per_example
+from hush.noise.pca import ProjectionLayer, dp_pca
 from hush.plan import PrivatePreprocessing
 from hush.randomness.streams import Key
 from hush.recipes import data

@@ -9,9 +9,8 @@ from typing import Any, Protocol
 from hush import accounting
 from hush.accounting.approximate_noise import epsilon_of_inexact
 from hush.accounting.bounds import Bounds, Budget
-from hush.accounting.events import Event
 from hush.ledger import BudgetExhausted, Head, Ledger, MemoryAccount
-from hush.plan import Plan
+from hush.plan import Plan, PrivatePreprocessing
 
 
 class ChargeAccount(Protocol):
@@ -82,18 +81,20 @@ def resume_account(
     return MemoryAccount(units=plan.units, upfront=plan.preprocessing, budget=plan.budget, spent=charged)
 
 
-def refuse_dearer(name: str, *, declared: Event, done: Event, account: "ChargeAccount | None") -> None:
-    """Refuse a preprocessing that was another event than the one it was charged as; what it was goes on record first."""
-    book = ledger_of(account)
+def do_preprocessing(access: PrivatePreprocessing, account: "ChargeAccount | None") -> None:
+    """Do what was charged with the account. Where it was another event than declared, that goes on record first."""
+    done = access.run()
+    if done == access.event:
+        return
+    book, delta = ledger_of(account), 1e-5
     if book is not None:
-        delta = 1e-5
         cost = Budget(epsilon=max(accounting.epsilon(done, delta=delta).upper, 1e-9), delta=delta)
-        title = f"{name[:120]}, not as declared {secrets.token_hex(4)}"
+        title = f"{access.name[:120]}, not as declared {secrets.token_hex(4)}"
         with suppress(BudgetExhausted):  # the cap leaves no room; what is refused below says the rest
             book.open_account(title, budget=cost, units=((done, 1),)).reserve(1)
     raise ValueError(
-        f"the preprocessing {name!r} was {done}, but {declared} was charged: it was done, so its own cost is put on the "
-        "ledger beside what was charged. Declare the event that it really is, and do not use its result under this plan"
+        f"the preprocessing {access.name!r} was {done}, but {access.event} was charged: it was done, so its own cost "
+        "is put on the ledger beside what was charged. Declare the event that it really is, and do not use its result here"
     )
 
 

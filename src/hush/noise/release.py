@@ -76,6 +76,13 @@ class Releaser:
         return {name: deviation * scale for name, deviation in standard_deviations(total, noise).items()}, following
 
 
+def tell_noise(optimizer: object, parameters: Mapping[str, Tensor], deviations: Mapping[str, float]) -> None:
+    """Tell an optimizer that wants to know (a NoiseAware) which noise is in each gradient."""
+    expect_noise = getattr(optimizer, "expect_noise", None)  # to ask for the protocol takes long
+    if expect_noise is not None:
+        expect_noise({parameters[name]: deviation for name, deviation in deviations.items()})
+
+
 def distance_of_run(steps: int, parameters: Mapping[str, Tensor]) -> float:
     """How far the discrete noise of so many steps may lie from its exact law."""
     return distance_over(steps * sum(parameter.numel() for parameter in parameters.values()))

@@ -1,4 +1,4 @@
-"""About: what whoever runs a training states beside what the run itself knows. Every word of it stands in the report."""
+"""About: what whoever runs a training states beside what the run itself knows; all of it stands in the report."""
 
 from dataclasses import asdict, dataclass
 from typing import Any

@@ -3,18 +3,15 @@
 import math
 import platform
 from importlib.metadata import PackageNotFoundError, version
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 
 from hush.report.about import About
 
-if TYPE_CHECKING:
-    from hush.private import Private
 
-
-def facts_of(private: "Private", about: About | None = None) -> dict[str, Any]:
-    """The facts of a run as it stands, whoever wrote its loop; settles its account."""
+def facts_of(private: Any, about: About | None = None) -> dict[str, Any]:
+    """The facts of a `Private` as it stands, whoever wrote its loop; settles its account."""
     state, plan, about = private.state_dict(), private.plan, about or About()
     trained = [p for p in private.model.parameters() if p.requires_grad]
     account = state["account"] or {"name": None, "ledger": None, "seen": None}

@@ -18,8 +18,8 @@ def correct(model: nn.Module, *inputs: Any) -> Tensor:
     """1 for each example whose largest output is at its target, else 0; for batches of (inputs, targets)."""
     if len(inputs) != 2:
         raise ValueError(
-            f"accuracy needs held-out batches of (inputs, targets), got {len(inputs)} parts: give HeldOut(metric_of=...), "
-            "a function of the model and a batch with one value for each row"
+            f"accuracy needs held-out batches of (inputs, targets), got {len(inputs)} parts: give "
+            "HeldOut(metric_of=...), a function of the model and a batch with one value for each row"
         )
     return (model(inputs[0]).argmax(1) == inputs[1]).float()
 

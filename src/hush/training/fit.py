@@ -34,14 +34,14 @@ def fit(
     differentially private for the records of the data, as `result.statement` says; it also says what is not covered.
 
     `data` is arrays, tensors, a map-style dataset, a tuple or dict of arrays, or a `hush.Loader`; never a DataLoader.
-    `losses_of(model, *inputs)` gives one loss for each row; `hush.per_example(F.cross_entropy)` makes one from a loss of
-    torch. `plan` fixes lots, steps, clip and noise. `held_out` data (a `HeldOut`) is measured every epoch. `run` says
-    where it lives on disk and what it shows, `machine` where it is computed. All that can be refused is refused before
+    `losses_of(model, *inputs)` gives one loss for each row; `hush.per_example(F.cross_entropy)` makes one from a loss
+    of torch. `plan` fixes lots, steps, clip and noise. `held_out` data (a `HeldOut`) is measured every epoch. `run`
+    says where it lives on disk and what it shows, `machine` where it is computed. All that can be refused is refused before
     anything is charged.
 
     >>> from hush.accounting import Budget
     >>> from hush.clipping.clips import FlatClip
-    >>> from hush.functional import per_example
+    >>> from hush.gradients.functional import per_example
     >>> x, model = torch.randn(200, 3), nn.Linear(3, 2)
     >>> plan = Plan.for_budget(Budget(epsilon=2.0, delta=1e-4), examples=200, lot_size=20, epochs=2, clip=FlatClip(1.0))
     >>> result = fit(model, (x, (x.sum(1) > 0).long()), per_example(nn.functional.cross_entropy),

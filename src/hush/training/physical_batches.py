@@ -37,7 +37,7 @@ class LotRunner:
         self._private = private
         self._padded = padded
         self._compile = compile is True
-        self._trial = Trial(device) if compile == "auto" and private.captures else None
+        self._trial = Trial(device) if compile == "auto" and private.captured is not None else None
         self._device = device
         self._untried = False  # compiled by a decision of its own, and no lot done with it yet
 
@@ -47,7 +47,7 @@ class LotRunner:
             self._decide(self._trial)
         while not self._fits(lot):
             self._private.restart()
-            self._private.capture_anew(compile=self._compile)  # what was captured holds memory
+            self._capture_anew()  # what was captured holds memory
         self._untried = False
 
     def _decide(self, trial: Trial) -> None:
@@ -55,11 +55,16 @@ class LotRunner:
         per_lot = -(-plan.lots.lot_size // self.size)
         if trial.pays(batches_left=(plan.steps - self._private.steps_done) * per_lot):
             self._compile = self._untried = True
-            self._private.capture_anew(compile=True)
+            self._capture_anew()
 
     def _at_once(self, batch: Batch) -> None:
         self._private.add(batch)
-        self._private.compute()  # a captured batch would else wait for the step
+        if self._private.captured is not None:
+            self._private.captured.compute()  # a captured batch would else wait for the step
+
+    def _capture_anew(self) -> None:
+        if self._private.captured is not None:
+            self._private.captured.begin_anew(compile=self._compile)
 
     def _fits(self, lot: Lot) -> bool:
         try:

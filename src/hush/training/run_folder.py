@@ -33,7 +33,8 @@ def find_saved(folder: Path | None, *, resume: bool) -> Checkpoint | None:
         return saved
     if saved.facts.get("ended") is None:
         raise ValueError(
-            f"{folder} holds a run that has not ended: go on with Run(..., resume=True) (--resume), or choose another folder"
+            f"{folder} holds a run that has not ended: go on with Run(..., resume=True) (--resume), or choose another "
+            "folder"
         )
     return None
 

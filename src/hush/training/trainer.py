@@ -171,7 +171,7 @@ class Trainer:
     def _lots(self, progress: Progress) -> None:
         private, per_epoch = self._private, self.plan.lots.steps_per_epoch
         compile = self.machine.compile if self.run.seed is None or self.machine.compile != "auto" else False
-        padded = private.captures or (self.device.type == "cpu" and self.loader.in_memory)
+        padded = private.captured is not None or (self.device.type == "cpu" and self.loader.in_memory)
         runner = LotRunner(private, self.batch_size, self.device, padded=padded, compile=compile)
         assert private.account is not None
         self._units_before, self._steps_before = private.account.reserved, private.steps_done

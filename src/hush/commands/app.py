@@ -1,18 +1,32 @@
 """The `hush` command: parse, call, print. A user's mistake becomes one line on standard error and exit status 2."""
 
 import sys
+from typing import Annotated
 
 import typer
 
+import hush
 from hush.commands import accounting, ledger, report, train
 
 app = typer.Typer(
     name="hush",
     help="Train neural networks with differential privacy, and account for it.",
     no_args_is_help=True,
+    invoke_without_command=True,
     add_completion=False,
     pretty_exceptions_enable=False,
 )
+
+
+@app.callback()
+def options(
+    version: Annotated[bool, typer.Option("--version", is_eager=True, help="Print the version and leave.")] = False,
+) -> None:
+    if version:
+        print(f"hush {hush.__version__}")
+        raise typer.Exit
+
+
 train.mount(app)
 report.mount(app)
 accounting.mount(app)
