@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 
+from hush.checks import provenance
 from hush.checks.guards import Guard, check_groups, check_optimizers, refuse_several_processes
 from hush.checks.watch import Watch
 from hush.clipping.clips import Clip
@@ -21,6 +22,7 @@ from hush.ledger import Ledger
 from hush.ledger.charging import ChargeAccount, do_preprocessing, open_account, resume_account
 from hush.ledger.course import Course
 from hush.machine import Machine
+from hush.noise.pca import projections_behind, refuse_uncharged
 from hush.noise.release import Due, Releaser, distance_of_run, tell_noise
 from hush.plan import Plan
 from hush.report.spoken import Spoken
@@ -84,7 +86,9 @@ class Private(Spoken):
         public_buffers: Sequence[str] = (),
     ) -> None:
         self._prepare(model, plan, losses_of, data, machine, tuple(public_buffers))
-        self._begin(ledger() if callable(ledger) else open_account(plan, ledger, distance=self.distance), seed)
+        seeded = seed is not None
+        account = ledger() if callable(ledger) else open_account(plan, ledger, distance=self.distance, seeded=seeded)
+        self._begin(account, seed)
         if plan.access is not None:
             do_preprocessing(plan.access, self._course.account)
             self._guard.begin_anew()  # it may have filled buffers
@@ -170,7 +174,7 @@ class Private(Spoken):
         Together they hold the trainable parameters, each once. Without any, `p.grad` is yours to use.
         """
         self._open_lot("step").must_be_used_up()
-        check_optimizers(optimizers, self._due.parameters, self.model)
+        check_optimizers(optimizers, self._due.parameters, self.model, first=self._due.step == 0)
         update = None if self.captured is None else self.captured.step(optimizers, self._sum, self._due)
         if update is not None:
             self._close_lot()  # before the noise is used: whatever happens, it is never drawn again
@@ -219,6 +223,7 @@ class Private(Spoken):
             "clip": clip_to_dict(self._clip),
             "slack": self._sum.slack,
             "notes": list(self.notes),
+            "seeded_parts": self.seeded_parts,
         }
 
     def close(self) -> None:
@@ -265,12 +270,16 @@ class Private(Spoken):
         self.public_buffers = public_buffers
         self._watch = Watch(self.gradients, public_buffers, self._loader, self._device)
         self._watch.whole_way(plan.lots.examples)
+        projections = projections_behind(model, [] if self._loader is None else self._loader.tensors)
+        refuse_uncharged(projections, plan.preprocessing)
+        self.seeded_parts = any(projection.seeded for projection in projections)
+        self.notes += provenance.notes_on(model, self._loader)
 
     def _load(self, state: Mapping[str, Any]) -> None:
         self._course.load_state_dict(dict(state))
         self._releaser.take(self._course.key)
         self._clip, self._sum = clip_from_dict(state["clip"]), LotSum(state["slack"])
-        self.notes = list(state["notes"])
+        self.notes, self.seeded_parts = list(state["notes"]), self.seeded_parts or state["seeded_parts"]
 
     def _begin(self, account: ChargeAccount | None, seed: int | None) -> None:
         self._course = Course(self.plan, account, seed, distance=self.distance)
@@ -310,6 +319,7 @@ class Private(Spoken):
         return self._lot
 
     def _close_lot(self) -> None:
+        provenance.note_release(self.model)
         self._lot = None
         self._sum.clear()
         self._course.step += 1

@@ -140,7 +140,7 @@ def test_what_is_written_without_a_trace_is_seen_at_lots_1_2_4_8_and_when_the_st
         except RuntimeError:
             found.append(step)
     assert found == [8]
-    with pytest.raises(RuntimeError, match="'0.bias' of Linear was changed during the run"):
+    with pytest.raises(RuntimeError, match=r"'0.bias' of Linear was changed during the run"):
         guard.must_hold_nothing_new()
 
 

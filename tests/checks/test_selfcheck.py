@@ -152,7 +152,7 @@ def test_hazard_07_counters_may_be_declared_public() -> None:
         for batch in lot.batches(4):
             private.add(batch, X[batch.index], Y[batch.index])
         private.step(torch.optim.SGD(model.parameters(), lr=0.1))
-    with pytest.raises(ValueError, match="public_buffers has '1.cals', which matches no buffer"):
+    with pytest.raises(ValueError, match=r"public_buffers has '1.cals', which matches no buffer"):
         Private(model, PLAN, cross_entropy, data=(X, Y), public_buffers=("1.cals",))
 
 

@@ -92,7 +92,7 @@ def test_what_is_written_without_a_trace_is_seen_at_the_first_batch(way: str) ->
     plan = hush.Plan(
         lots=hush.PoissonLots(examples=40, lot_size=20), steps=2, clip=hush.FlatClip(1.0), noise_multiplier=1.0
     )
-    with pytest.raises((RuntimeError, ValueError), match="changed by the forward pass|was written between"):
+    with pytest.raises((RuntimeError, ValueError), match=r"changed by the forward pass|was written between"):
         hush.Private(model, plan, losses_of, data=x)
     assert not hasattr(model, "new") or way == "new buffer"
 

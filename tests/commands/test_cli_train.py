@@ -28,7 +28,7 @@ def job():
     model = nn.Linear(4, 2)
     return hush.Job(model=model, data=(x, y), losses_of=hush.per_example(nn.functional.cross_entropy),
                     optimizer=torch.optim.SGD(model.parameters(), lr=0.5), lot_size=30, epochs=2,
-                    clip=hush.FlatClip(1.0), held_out=hush.HeldOut(data=(x[:50], y[:50])))
+                    clip=hush.FlatClip(1.0), held_out=hush.HeldOut(data=(x[:50] + 0.01, y[:50])))
 
 def number():
     return 7

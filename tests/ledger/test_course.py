@@ -265,7 +265,7 @@ def test_hazard_19_an_example_is_used_once_in_a_step() -> None:
             private.add(batch, batch.index)
             with pytest.raises(RuntimeError, match="would count its examples twice"):
                 private.add(batch, batch.index)
-        with pytest.raises(TypeError, match="expected a batch of lot.batches"):
+        with pytest.raises(TypeError, match=r"expected a batch of lot.batches"):
             private.add(torch.arange(10), torch.arange(10))
         with pytest.raises(RuntimeError, match="already handed out"):
             lot.batches(10)

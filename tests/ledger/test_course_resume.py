@@ -91,7 +91,7 @@ def test_lost_steps_stay_charged_and_the_reserve_pays_for_them(tmp_path: Path) -
     assert book.pages()[0].spent == 3, "a checkpoint gives back what was only reserved"
     train(first, optimizer, 5)  # and then a crash
     resumed_at = book.pages()[0].spent
-    with pytest.raises(ValueError, match="was charged to .*x.hush: resume it with that ledger"):
+    with pytest.raises(ValueError, match=r"was charged to .*x.hush: resume it with that ledger"):
         Private.resume(state, network(), losses_of)
     second = Private.resume(state, network(), losses_of, ledger=book)
     assert second.steps_done == 3 and resumed_at >= 5

@@ -43,7 +43,8 @@ class Played:
         self.now += self._seconds
         if self.asked[-1] and self.failure is not None:
             raise self.failure
-        lot.add(self._private.gradients.clipped_sum(inputs, due.clip, rows=batch.size), due.clip)
+        mask = batch.counting(torch.device("cpu"))
+        lot.add(self._private.gradients.clipped_sum(inputs, due.clip, mask=mask, rows=batch.size), due.clip)
 
     def compute(self) -> None:
         pass
@@ -66,7 +67,7 @@ class Watched:
         monkeypatch.setattr(torch.cuda, "synchronize", lambda device: None)
 
     def train(self, steps: int, *, size: int = 80, device: torch.device = GPU, compile: Any = "auto") -> LotRunner:
-        runner = LotRunner(self.private, size, device, padded=False, compile=compile)
+        runner = LotRunner(self.private, size, device, padded=True, compile=compile)
         self.played.asked = [compile is True]
         lots = self.private.lots()
         for _ in range(steps):

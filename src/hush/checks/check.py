@@ -4,6 +4,7 @@ Inputs have the shapes, dtypes and value ranges of a real batch and are drawn an
 nothing of the data. Nothing of the model is changed: buffers and random states are put back.
 """
 
+import math
 import random
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -38,8 +39,9 @@ def check(
     /,
     *inputs: Any,
     public_buffers: Sequence[str] = (),
+    neighbours: bool = False,
     **named: Any,
-) -> None:
+) -> float | None:
     """Refuse a model or loss whose privacy could not be guaranteed; `losses_of(model, *inputs)` is one loss per row.
 
     Looks for: layers that mix examples, a loss that is not one per example, what the forward pass keeps (buffers,
@@ -48,6 +50,10 @@ def check(
     finite), trainable parameters that no loss depends on, and a difference between the engine and a slow loop of single
     backwards. Costs some forward and backward passes on a batch of this shape.
 
+    With `neighbours` nothing is refused but measured: by how much the clipped sum of a batch moves at most when one of
+    its rows is replaced, over what it may (twice the clip). At most 1 is right; the rows are your own, so the number is
+    private.
+
     >>> model = nn.Linear(3, 1)
     >>> check(model, lambda model, x: model(x).square().squeeze(1), torch.zeros(8, 3))
     >>> check(model, lambda model, x: model(x - x.mean(0)).square().squeeze(1), torch.randn(8, 3))
@@ -55,7 +61,11 @@ def check(
     ...
     hush.errors.MixedExamples: the loss of an example changes when other examples of the batch are replaced...
     """
-    check_gradients(Gradients(losses_of, model), Inputs(inputs, named), public_buffers)
+    gradients, given = Gradients(losses_of, model), Inputs(inputs, named)
+    if neighbours:
+        return largest_movement(gradients, given)
+    check_gradients(gradients, given, public_buffers)
+    return None
 
 
 def check_gradients(gradients: Gradients, given: Inputs, public_buffers: Sequence[str] = ()) -> None:
@@ -81,8 +91,10 @@ def check_gradients(gradients: Gradients, given: Inputs, public_buffers: Sequenc
                 "elsewhere. State that is filled from examples carries them into later steps without noise; draw from "
                 "the default generators of torch, numpy or Python"
             )
-        if not _same(first, _outcome(_run(gradients, replaced(one, other, odd)), ~odd, parameters), tolerance):
-            raise MixedExamples(MIXES)
+        for rows in (odd, ~odd):
+            usual = _outcome(losses, ~rows, parameters)
+            if not _same(usual, _outcome(_run(gradients, replaced(one, other, rows)), ~rows, parameters), tolerance):
+                raise MixedExamples(MIXES)
         _check_extremes(gradients, one, losses, parameters, tolerance)
         _check_engine(gradients, one, losses, parameters, 50 * tolerance)
 
@@ -90,9 +102,10 @@ def check_gradients(gradients: Gradients, given: Inputs, public_buffers: Sequenc
 def _check_extremes(
     gradients: Gradients, one: Inputs, losses: Tensor, parameters: Mapping[str, Tensor], tolerance: float
 ) -> None:
-    """One row, then every second, as no record looks; the others must not move. What the model refuses, passes."""
+    """The first row, the last, every second, as no record looks; the others must not move. What is refused, passes."""
     many = len(losses)
-    for replace in (torch.arange(many) == 1, torch.arange(many) % 2 == 1):
+    place = torch.arange(many)
+    for replace in (place == 0, place == many - 1, place % 2 == 1):
         usual = _outcome(losses, ~replace, parameters)
         for _, strange in extremes(one):
             try:
@@ -105,6 +118,39 @@ def _check_extremes(
                 raise MixedExamples(MIXES)
 
 
+def largest_movement(gradients: Gradients, given: Inputs) -> float:
+    """How far the clipped sum moves when one row is replaced, over twice the clip; infinite where the engine refuses.
+
+    Rows are replaced by other rows of the batch, and by rows as no record looks.
+    """
+    several = max(2, min(given.rows, _MOST))
+    one, found = given.take(torch.arange(several) % given.rows), 0.0
+    with undisturbed(gradients.model):
+        try:
+            torch.manual_seed(0)
+            norms = torch.stack(list(gradients.squared_norms(one).values())).sum(0).sqrt()
+            clip = FlatClip(max(float(norms[norms.isfinite()].median()), 1e-6) if norms.isfinite().any() else 1.0)
+            usual = _sums(gradients, one, clip)
+        except ValueError:
+            return math.inf
+        for place in range(min(several, 4)):
+            rows = torch.arange(several) == place
+            others = [one.take((torch.arange(several) + shift) % several) for shift in (1, several // 2)]
+            for other in (*others, *(strange for _, strange in extremes(one))):
+                try:
+                    moved = _sums(gradients, replaced(one, other, rows), clip)
+                except (ValueError, RuntimeError, IndexError):
+                    continue  # what the model itself does not accept
+                squares = [(moved[name] - value).square().sum() for name, value in usual.items()]
+                found = max(found, float(torch.stack(squares).sum().sqrt()) / (2 * clip.groups(["all"])[0].bound))
+    return found
+
+
+def _sums(gradients: Gradients, inputs: Inputs, clip: FlatClip) -> dict[str, Tensor]:
+    torch.manual_seed(0)
+    return {name: value.double() for name, value in gradients.clipped_sum(inputs, clip).tensors.items()}
+
+
 def look_at(gradients: Gradients, given: Inputs) -> None:
     """On a real batch: its losses with every second row replaced by others of it, and one by zeros. No gradients."""
     if given.rows < 3:
@@ -113,7 +159,11 @@ def look_at(gradients: Gradients, given: Inputs) -> None:
     others = given.take(rows.flip(0))
     with undisturbed(gradients.model), torch.no_grad():
         usual = _run(gradients, given).double()
-        for other, replace in ((others, rows % 2 == 1), (dict(extremes(given))["zero"], rows == 1)):
+        for other, replace in (
+            (others, rows % 2 == 1),
+            (others, rows % 2 == 0),
+            (dict(extremes(given))["zero"], rows == 1),
+        ):
             found = _run(gradients, replaced(given, other, replace)).double()
             kept = (~replace).to(found.device) & usual.isfinite()
             if not _same([usual[kept]], [found[kept]], 1e-3 if usual.numel() and _is_half(gradients) else 1e-5):

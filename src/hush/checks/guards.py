@@ -9,6 +9,7 @@ import math
 from collections.abc import Mapping, Sequence
 from fnmatch import fnmatchcase
 from operator import attrgetter, itemgetter
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -216,10 +217,10 @@ def _sum_of_bits(tensor: Tensor) -> Tensor:
 def written_parameter(name: str) -> str:
     """What to say of a parameter that changed without a release."""
     return (
-        f"parameter {name!r} was written between the start of the lot and the end of add, by the forward pass "
-        "or beside it. Only private.step may change parameters by what is in the data: an Embedding with max_norm "
-        "scales the rows that occur in a batch, statistics kept in a frozen parameter hold raw data. Leave max_norm out; change "
-        "weights between lots; declare a frozen parameter that knows nothing of the data with public_buffers"
+        f"parameter {name!r} was written between the start of the lot and the end of add, by the forward pass or "
+        "beside it. Only private.step may change parameters by what is in the data: an Embedding with max_norm scales "
+        "the rows that occur in a batch, statistics kept in a frozen parameter hold raw data. Leave max_norm out; "
+        "change weights between lots; declare a frozen parameter that knows nothing of the data with public_buffers"
     )
 
 
@@ -265,9 +266,12 @@ def check_groups(clip: Clip, parameters: Mapping[str, Tensor], *, noisy: bool) -
 
 
 def check_optimizers(
-    optimizers: Sequence[torch.optim.Optimizer], trained: Mapping[str, Tensor], model: nn.Module
+    optimizers: Sequence[torch.optim.Optimizer], trained: Mapping[str, Tensor], model: nn.Module, *, first: bool = False
 ) -> None:
-    """Refuse optimizers that would not use the released gradients, each once, and no others."""
+    """Refuse optimizers that would not use the released gradients, each once, and no others.
+
+    At the `first` step of a run also those that have taken steps before: their averages hold other gradients.
+    """
     if not optimizers:
         return
     names = {id(p): name for name, p in trained.items()}
@@ -277,6 +281,12 @@ def check_optimizers(
             raise TypeError(f"expected an optimizer of torch, got {type(optimizer).__name__}")
         if isinstance(optimizer, torch.optim.LBFGS):
             raise TypeError("LBFGS evaluates the loss again inside its step, without noise or charge; use another one")
+        if first and any(map(_was_used, optimizer.state.values())):
+            raise NotSupported(
+                f"expected a new optimizer, got a {type(optimizer).__name__} with state from earlier steps: averages "
+                "of other gradients, perhaps of these records without noise, would enter the released model. Make a "
+                "new one with the model's parameters"
+            )
         for number, group in enumerate(optimizer.param_groups):
             for parameter in group["params"]:
                 if id(parameter) in names:
@@ -299,6 +309,13 @@ def check_optimizers(
             f"{', ...' if len(missing) > 5 else ''}: they would be paid for and never move. Make the optimizer with "
             "them, freeze them with requires_grad_(False), or call private.step() and use the gradients yourself"
         )
+
+
+def _was_used(state: Mapping[str, Any]) -> bool:
+    """Whether a parameter's state has seen a gradient."""
+    if "step" in state:
+        return float(state["step"]) > 0
+    return any(bool(value.count_nonzero()) for value in state.values() if isinstance(value, Tensor))
 
 
 def _holds(model: nn.Module, parameter: Tensor) -> bool:

@@ -30,7 +30,7 @@ class Watch:
         """Real batches that were looked at."""
 
     def whole_way(self, examples: int) -> None:
-        """Before anything is charged: the data, if known, fits the plan, is read record by record, can be trained on."""
+        """Before anything is charged: the data, if known, fits the plan, is read record by record, is trainable."""
         loader = self._loader
         if loader is None:
             return

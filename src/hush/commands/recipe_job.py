@@ -72,7 +72,7 @@ def _projection(
     def run() -> Event:
         key = None if seed is None else Key.from_seed(seed)
         projection = dp_pca(x, dimensions=found.pca_dimensions, noise_multiplier=noise, key=key)
-        layer.matrix.copy_(projection.matrix)
+        layer.take(projection)
         return projection.event
 
     name = f"DP-PCA to {found.pca_dimensions} dimensions"

@@ -158,7 +158,7 @@ def _schedule(path: Path) -> Any:
 
 def _about(about: "About", settings: dict[str, Any], noise: str, sampling: str) -> "About":
     """What the job states, with what was chosen otherwise on the command line."""
-    changed = [name for name in settings]
+    changed = list(settings)
     changed += [name for name, value, usual in (("noise", noise, "gaussian"), ("sampling", sampling, "poisson"))
                 if value != usual]  # fmt: skip
     if not changed or not about.settings_from:

@@ -27,7 +27,11 @@ class ChargeAccount(Protocol):
 
 
 def open_account(
-    plan: Plan, ledger: "str | PathLike[str] | Ledger | ChargeAccount | None", *, distance: float = 0.0
+    plan: Plan,
+    ledger: "str | PathLike[str] | Ledger | ChargeAccount | None",
+    *,
+    distance: float = 0.0,
+    seeded: bool = False,
 ) -> ChargeAccount | None:
     """The account for this plan; None for a plan without noise, which nothing can be charged for.
 
@@ -55,7 +59,7 @@ def open_account(
             )
         return ledger
     book = ledger if isinstance(ledger, Ledger) else Ledger(ledger)
-    name = f"{datetime.now(UTC):%Y-%m-%dT%H:%M:%S}-{secrets.token_hex(4)}"
+    name = f"{datetime.now(UTC):%Y-%m-%dT%H:%M:%S}-{secrets.token_hex(4)}" + seeded * " (seeded, NOT PRIVATE)"
     return book.open_account(
         name, budget=plan.budget or _own_budget(plan, distance), units=plan.units, upfront=plan.preprocessing
     )
@@ -93,8 +97,9 @@ def do_preprocessing(access: PrivatePreprocessing, account: "ChargeAccount | Non
         with suppress(BudgetExhausted):  # the cap leaves no room; what is refused below says the rest
             book.open_account(title, budget=cost, units=((done, 1),)).reserve(1)
     raise ValueError(
-        f"the preprocessing {access.name!r} was {done}, but {access.event} was charged: it was done, so its own cost "
-        "is put on the ledger beside what was charged. Declare the event that it really is, and do not use its result here"
+        f"the preprocessing {access.name!r} was {done}, but {access.event} was charged: it was done, so its "
+        "own cost is put on the ledger beside what was charged. Declare the event that it "
+        "really is, and do not use its result here"
     )
 
 

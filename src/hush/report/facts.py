@@ -35,6 +35,7 @@ def facts_of(private: Any, about: About | None = None) -> dict[str, Any]:
         "batch_size": None,
         "distance": private.distance,
         "seed": state["seed"],
+        "seeded_parts": state["seeded_parts"],
         "unsafe_diagnostics": False,
         "about": about.to_dict(),
         "public_buffers": list(private.public_buffers),

@@ -18,13 +18,14 @@ class Spoken:
 
     plan: Plan
     notes: list[str]
+    seeded_parts: bool
     _course: Any
     _watch: Any
 
     @property
     def protects(self) -> bool:
         """Whether the run protects anybody: a plan with noise, and randomness that nobody can repeat."""
-        return self.plan.private and bool(self._course.key.private)
+        return self.plan.private and bool(self._course.key.private) and not self.seeded_parts
 
     def spent(self, *, delta: float) -> Bounds:
         """Epsilon of all that was charged so far, with what float-safe noise adds to delta in the whole plan.

@@ -133,7 +133,7 @@ def statement_of(facts: Mapping[str, Any], *, ledger: Ledger | None = None) -> S
         ),
         delta=delta,
         accountant=accountant,
-        private=plan.private and facts["seed"] is None,
+        private=plan.private and facts["seed"] is None and not facts["seeded_parts"],
         plan=plan,
         facts=facts,
         accesses=accesses(plan, facts, delta=delta) if plan.private else (),

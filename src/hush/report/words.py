@@ -32,6 +32,8 @@ def why_not_private(facts: Mapping[str, Any]) -> str:
     """Why a run protects nobody."""
     if facts["seed"] is not None:
         return "lots and noise came from a fixed seed, so whoever knows the seed can subtract the noise."
+    if facts["seeded_parts"]:
+        return "a projection was made with noise from a fixed seed, so whoever knows the seed can subtract it."
     return "the plan has (next to) no noise."
 
 

@@ -78,6 +78,11 @@ class Loader:
         """Whether the data is arrays (or memory maps) that are read by indexing."""
         return self._arrays is not None
 
+    @property
+    def tensors(self) -> list[Any]:
+        """The arrays behind it; none where items are read one by one."""
+        return [] if self._arrays is None else leaves_of(self._arrays)
+
     def rows(self, index: Tensor) -> Any:
         """The examples of these numbers as one batch."""
         if self._arrays is not None:

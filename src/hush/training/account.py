@@ -38,6 +38,8 @@ def open_charged(plan: Plan, run: Run, folder: Path | None, data: Any) -> Charge
     book = _book(run, folder)
     moment = f"{datetime.now(UTC):%Y-%m-%dT%H:%M:%S}-{secrets.token_hex(4)}"
     name = moment if folder is None else f"{folder.name} {moment}"
+    if run.seed is not None:
+        name += " (seeded, NOT PRIVATE)"
     account = book.open_account(name, budget=plan.budget, units=plan.units, upfront=plan.preprocessing, data=data)
     return Charged(account, book, own)
 

@@ -11,7 +11,7 @@ from hush.plan import Plan
 from hush.sampling.loader import Loader
 from hush.training import run_folder as saving
 from hush.training.evaluation import HeldOut
-from hush.training.preflight import check_arguments, check_fresh, device_of, reproducible
+from hush.training.preflight import check_arguments, device_of, reproducible
 from hush.training.result import Result
 from hush.training.run import Run
 from hush.training.trainer import Trainer, begin_callbacks
@@ -35,9 +35,9 @@ def fit(
 
     `data` is arrays, tensors, a map-style dataset, a tuple or dict of arrays, or a `hush.Loader`; never a DataLoader.
     `losses_of(model, *inputs)` gives one loss for each row; `hush.per_example(F.cross_entropy)` makes one from a loss
-    of torch. `plan` fixes lots, steps, clip and noise. `held_out` data (a `HeldOut`) is measured every epoch. `run`
-    says where it lives on disk and what it shows, `machine` where it is computed. All that can be refused is refused before
-    anything is charged.
+    of torch. `plan` fixes lots, steps, clip and noise. `held_out` data is measured every epoch. `run` says where it
+    lives on disk and what it shows, `machine` where it is computed. All that can be refused is refused before anything
+    is charged.
 
     >>> from hush.accounting import Budget
     >>> from hush.clipping.clips import FlatClip
@@ -51,9 +51,9 @@ def fit(
     """
     run, machine = run or Run(), machine or Machine()
     device = device_of(model, machine)
-    check_arguments(model, optimizer, plan, held_out)
-    loader = Loader.of(data)
     saved = saving.find_saved(run.path, resume=run.resume)
+    check_arguments(model, optimizer, plan, held_out, first=saved is None)
+    loader = Loader.of(data)
     if saved is not None:
         plan = saving.check_same_run(saved, plan, run, held_out)
     begin_callbacks(tuple(run.callbacks), model, optimizer, run, held_out)
@@ -61,8 +61,6 @@ def fit(
     with reproducible(run.seed, device):
         trainer = Trainer(model, loader, losses_of, optimizer, plan, held_out, run, machine, device)
         try:
-            if saved is None:
-                check_fresh(optimizer)
             trainer.begin(run.path, saved)
             trainer.train()
             return trainer.finish()

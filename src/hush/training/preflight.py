@@ -7,9 +7,10 @@ import torch
 from torch import nn
 
 from hush.checks.guards import check_optimizers
-from hush.errors import NotSupported
+from hush.checks.provenance import shares_rows
 from hush.machine import Machine, usable
 from hush.plan import Plan
+from hush.sampling.loader import Loader
 from hush.training.evaluation import HeldOut, measure
 
 
@@ -31,7 +32,9 @@ def reproducible(seed: int | None, device: torch.device) -> Iterator[None]:
         yield
 
 
-def check_arguments(model: nn.Module, optimizer: torch.optim.Optimizer, plan: Plan, held_out: HeldOut | None) -> None:
+def check_arguments(
+    model: nn.Module, optimizer: torch.optim.Optimizer, plan: Plan, held_out: HeldOut | None, *, first: bool
+) -> None:
     """Refuse what is not meant, and an optimizer that would not move what is paid for."""
     if not isinstance(plan, Plan):
         raise TypeError(f"expected plan=hush.Plan.for_budget(...), got {type(plan).__name__}")
@@ -41,20 +44,25 @@ def check_arguments(model: nn.Module, optimizer: torch.optim.Optimizer, plan: Pl
         raise TypeError(f"expected an optimizer made with the model's parameters, got {optimizer!r}")
     if held_out is not None and not isinstance(held_out, HeldOut):
         raise TypeError(f"expected held_out=hush.HeldOut(data=...), got {type(held_out).__name__}")
-    check_optimizers([optimizer], {n: p for n, p in model.named_parameters() if p.requires_grad}, model)
+    check_optimizers([optimizer], {n: p for n, p in model.named_parameters() if p.requires_grad}, model, first=first)
 
 
-def check_fresh(optimizer: torch.optim.Optimizer) -> None:
-    """Refuse an optimizer that has taken steps: its averages hold what they were computed from, without noise."""
-    if optimizer.state:
-        raise NotSupported(
-            f"expected a new optimizer, got a {type(optimizer).__name__} with state from earlier steps: momentum and "
-            "averages of other gradients, perhaps of these records without noise, would enter the released model. Make "
-            "a new one with the model's parameters"
+def try_held_out(model: nn.Module, loader: Loader, held_out: HeldOut | None, device: torch.device) -> str | None:
+    """One batch through the metric, so that a mistake costs nothing; and what a statement must say of the records.
+
+    Records of the training data are refused as public ones: they are the ones that are protected.
+    """
+    if held_out is None:
+        return None
+    measure(model, held_out, device, most=8)
+    if not shares_rows(loader, Loader.of(held_out.data)):
+        return None
+    if held_out.decides or held_out.public:
+        raise ValueError(
+            f"{held_out.name} has records of the training data, which are protected: they can neither be declared "
+            "public nor choose what is released. Hold out records that are not trained on"
         )
-
-
-def try_held_out(model: nn.Module, held_out: HeldOut | None, device: torch.device) -> None:
-    """One batch of held-out data through the metric, so that a mistake in it costs nothing."""
-    if held_out is not None:
-        measure(model, held_out, device, most=8)
+    return (
+        f"{held_out.name[:1].upper()}{held_out.name[1:]} has records of the training data: what is measured on them is "
+        "stated without noise, and no epsilon covers that."
+    )

@@ -95,7 +95,7 @@ class Trainer:
         self._save()
 
     def _open(self) -> Any:
-        try_held_out(self.model, self.held_out, self.device)
+        self._warn(try_held_out(self.model, self.loader, self.held_out, self.device))
         self._take(open_charged(self.plan, self.run, self.folder, self._known_by()))
         if self.plan.access is not None:
             self._save()  # on record as begun: after a crash in it nobody does it a second time for one price
@@ -124,10 +124,13 @@ class Trainer:
             saving.set_random_state(saved.state["random"], self.device)
 
     def _known_by(self) -> Any:
-        """What a ledger takes the fingerprint of; a dataset read item by item is read whole only for a real one."""
+        """What a ledger takes the fingerprint of; a dataset read item by item is read whole only for a shared one."""
         if self.loader.fingerprint is not None:
             return self.loader.fingerprint
-        return self.loader.data if self.run.ledger is not None or self.loader.in_memory else None
+        if self.run.ledger is not None or self.loader.in_memory:
+            return self.loader.data
+        count = len(self.loader)  # of a dataset some records, so that another one is noticed when the run is resumed
+        return [count, *(self.loader.data[i] for i in sorted({0, 1, count // 2, count - 1}) if 0 <= i < count)]
 
     def _take(self, charged: Charged) -> None:
         self.charged, self.book = charged, charged.book
