@@ -221,7 +221,6 @@ class Private(Spoken):
             "account": None if to_dict is None else to_dict(),
             "public_buffers": list(self._guard.public),
             "clip": clip_to_dict(self._clip),
-            "slack": self._sum.slack,
             "notes": list(self.notes),
             "seeded_parts": self.seeded_parts,
         }
@@ -233,7 +232,6 @@ class Private(Spoken):
         self._closed, self._lot = True, None
         self._sum.clear()
         self.model.zero_grad()
-        self._releaser.close()
         if self._course.account is not None:
             self._course.account.close()
 
@@ -262,7 +260,8 @@ class Private(Spoken):
         parameters = self._guard.begin_lot()  # what cannot be trained is refused before anything is charged
         check_groups(plan.clip.at(0), parameters, noisy=plan.noise_at(0) > 0)
         self._device = next(iter(parameters.values())).device
-        self.distance = distance_of_run(plan.steps + plan.reserve, parameters) if plan.noise == "float_safe" else 0.0
+        everything = dict(model.named_parameters())  # frozen ones too, which may be trained later
+        self.distance = distance_of_run(plan.steps + plan.reserve, everything) if plan.noise == "float_safe" else 0.0
         self._clip, self._sum, self._lot, self._closed, self._lots_were_taken = plan.clip, LotSum(), None, False, False
         self.gradients = Gradients(losses_of, model, engine=self.machine.engine)
         self._loader = None if data is None else Loader.of(data)
@@ -278,7 +277,7 @@ class Private(Spoken):
     def _load(self, state: Mapping[str, Any]) -> None:
         self._course.load_state_dict(dict(state))
         self._releaser.take(self._course.key)
-        self._clip, self._sum = clip_from_dict(state["clip"]), LotSum(state["slack"])
+        self._clip, self._sum = clip_from_dict(state["clip"]), LotSum()
         self.notes, self.seeded_parts = list(state["notes"]), self.seeded_parts or state["seeded_parts"]
 
     def _begin(self, account: ChargeAccount | None, seed: int | None) -> None:
@@ -308,7 +307,6 @@ class Private(Spoken):
             lot = self._lot = self._course.next_lot()
             lot.read_with(self._loader, pad=self.captured is not None)
             self._due = Due(parameters, self._clip.at(step), self._course.noise(), step)
-            self._releaser.prepare(self._due)
             yield lot
 
     def _open_lot(self, wanted: str) -> Lot:

@@ -68,9 +68,9 @@ class CapturedRun:
         placed = lot.put_off
         if not isinstance(placed, Placed) or due.noise == 0 or len(optimizers) != 1:
             return None
-        reasons = due.clip, due.noise, lot.slack, self._releaser.normals
+        reasons = due.clip, due.noise, self._releaser.normals
         if self._total is not placed.total or self._reasons != reasons:
-            bounds = lot.bounds(due.parameters, due.clip)
+            bounds = due.clip.sum_bounds(due.parameters)
             self._planned = self._plan(BoundedSum(placed.total.tensors, bounds), due.noise)
             self._total, self._reasons = placed.total, reasons
         return self._update.prepare(optimizers[0], self._planned, placed, due.step)

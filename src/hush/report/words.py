@@ -109,7 +109,7 @@ def sampling(statement: "Statement") -> str:
 
 def noise_source(facts: Mapping[str, Any]) -> str:
     kind = (
-        "discrete Gaussian on a fixed grid (float-safe)"
+        "Gaussian, rounded to integers on a fixed grid (float-safe)"
         if facts["run"]["plan"]["noise"] == "float_safe"
         else "Gaussian in floating point"
     )
@@ -217,8 +217,8 @@ def not_covered(statement: "Statement") -> tuple[str, ...]:
     ]
     if facts["run"]["plan"]["noise"] != "float_safe":
         found.append(
-            "Attacks on the last bits of floating-point noise, for whoever sees exact gradients; the float-safe noise "
-            "is made against them."
+            "Attacks on the last bits of floating-point noise, for whoever sees exact gradients; float-safe noise is "
+            "made against them."
         )
     return tuple(found)
 
