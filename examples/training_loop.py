@@ -36,7 +36,8 @@ def main(
     def losses_of(model: nn.Module, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
         return F.cross_entropy(model(x), y, reduction="none")  # one loss for each row
 
-    with hush.Private(model, plan, losses_of, data=(x, y), ledger=ledger) as private:
+    book = None if ledger is None else hush.Ledger(ledger, create=True)
+    with hush.Private(model, plan, losses_of, data=(x, y), ledger=book) as private:
         for lot in private.lots():  # charged before it is handed out; an empty lot is still a step
             for batch in lot.batches(256):
                 private.add(batch)

@@ -19,8 +19,8 @@ from hush.clipping.written import clip_from_dict, clip_to_dict
 from hush.gradients.engine import Gradients
 from hush.gradients.sums.lot_sum import LotSum
 from hush.ledger import Ledger
+from hush.ledger.charged_sampler import ChargedSampler
 from hush.ledger.charging import ChargeAccount, do_preprocessing, open_account, resume_account
-from hush.ledger.course import Course
 from hush.machine import Machine
 from hush.noise.pca import projections_behind, refuse_uncharged
 from hush.noise.release import Due, Releaser, distance_of_run, tell_noise
@@ -281,7 +281,7 @@ class Private(Spoken):
         self.notes, self.seeded_parts = list(state["notes"]), self.seeded_parts or state["seeded_parts"]
 
     def _begin(self, account: ChargeAccount | None, seed: int | None) -> None:
-        self._course = Course(self.plan, account, seed, distance=self.distance)
+        self._course = ChargedSampler(self.plan, account, seed, distance=self.distance)
         discrete, clip = self.plan.noise == "float_safe", self.plan.clip
         self._releaser = Releaser(self._course.key, lot_size=self.plan.lots.lot_size, discrete=discrete)
         self.captured = None

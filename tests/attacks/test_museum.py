@@ -286,10 +286,10 @@ def test_a_seeded_projection_makes_a_run_not_private() -> None:
 
 def test_a_preprocessing_that_was_dearer_than_declared_is_on_record(tmp_path: Path) -> None:
     look = hush.PrivatePreprocessing(name="a look", event=Gaussian(16.0), run=lambda: Gaussian(0.5))
-    with hush.Ledger(tmp_path / "data.hush") as ledger:
+    with hush.Ledger(tmp_path / "data.hush", create=True) as ledger:
         with pytest.raises(ValueError, match="its own cost is put on the ledger"):
             fit(plan=plan(preprocessing=look), run=hush.Run(ledger=ledger, progress=False))
-        assert any("not as declared" in page.name for page in ledger.pages())
+        assert any("not as declared" in page.name for page in ledger.accounts())
         assert ledger.spent(delta=2e-4).upper > 5
 
 
@@ -341,16 +341,16 @@ def test_a_sentence_on_settings_removes_nothing_and_public_buffers_are_named() -
 
 
 def test_a_seeded_run_has_infinite_epsilon_everywhere(tmp_path: Path) -> None:
-    folder, ledger = tmp_path / "run", hush.Ledger(tmp_path / "data.hush")
+    folder, ledger = tmp_path / "run", hush.Ledger(tmp_path / "data.hush", create=True)
     result = fit(run=hush.Run(folder, seed=3, ledger=ledger, progress=False))
     assert result.epsilon.upper == result.epsilon.lower == float("inf")
     report = json.loads((folder / "report.json").read_text())
     assert report["epsilon"] is None and report["private"] is False and report["headline"].startswith("NOT PRIVATE")
     assert all(entry["epsilon"] is None for entry in report["facts"]["history"])
-    assert "seeded, NOT PRIVATE" in ledger.pages()[0].name
+    assert "seeded, NOT PRIVATE" in ledger.accounts()[0].name
     private = hush.Private(network(), plan(), honest, data=(X, Y), seed=3, ledger=ledger)
     assert private.spent(delta=1e-5).lower == float("inf") and not private.statement().private
-    assert "seeded, NOT PRIVATE" in ledger.pages()[1].name
+    assert "seeded, NOT PRIVATE" in ledger.accounts()[1].name
 
 
 def test_what_was_shown_once_is_said_for_good(tmp_path: Path) -> None:

@@ -78,7 +78,7 @@ def test_hazard_27_the_paper_recipe_is_clipped_noised_and_charged(
     whole = compose([(Gaussian(found.pca_noise), 1), (steps, 30)])
     assert summary["epsilon"] == epsilon(whole, delta=1e-5).upper
     with Ledger(tmp_path / "mnist.hush") as ledger:
-        (page,) = ledger.pages()
+        (page,) = ledger.accounts()
         assert page.closed and page.event(page.spent) == whole and page.data is not None
     code, out, _ = call(capfd, "report", tmp_path / "run")
     assert code == 0 and "DP-PCA" in out and "Not covered" in out and "differentially private" in out

@@ -87,15 +87,18 @@ def reseal(generation) -> None:
 
 def test_hazard_23_a_tampered_history_is_refused(tmp_path):
     """The account lives in the ledger; the checkpoint only says which head it has seen, and that must be there."""
-    with Ledger(tmp_path / "l") as ledger:
+    with Ledger(tmp_path / "l", create=True) as ledger:
         account = ledger.open_account("run", budget=Budget(epsilon=1.0, delta=1e-6), units=[(Gaussian(100.0), 50)])
-        account.reserve(20)
+        account.spend_up_to(20)
         save(tmp_path / "run", Checkpoint({}, {"account": account.to_dict()}, account.head()))
     seen = load(tmp_path / "run").seen
     Ledger(tmp_path / "l", seen=seen).close()
     for path in tmp_path.glob("l*"):
         path.unlink()
-    with Ledger(tmp_path / "l") as fresh, pytest.raises(LedgerRolledBack, match="a checkpoint or report has seen"):
+    with (
+        Ledger(tmp_path / "l", create=True) as fresh,
+        pytest.raises(LedgerRolledBack, match="a checkpoint or report has seen"),
+    ):
         fresh.resume_account("run", seen=seen)
     text = (tmp_path / "run" / "1" / "facts.json").read_text()
     (tmp_path / "run" / "1" / "facts.json").write_text(text.replace('sequence\\": 3', 'sequence\\": 1'))

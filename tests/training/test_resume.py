@@ -60,7 +60,7 @@ def test_hazard_22_a_secure_run_never_uses_its_noise_again(tmp_path: Path, monke
     assert isinstance(noise, float)
     seen.check(steps=len(seen.multipliers), noise=noise, clip=1.0)
     with Ledger(tmp_path / "run" / "ledger.hush") as ledger:
-        (page,) = ledger.pages()
+        (page,) = ledger.accounts()
         assert page.closed and page.spent >= len(seen.multipliers), "lost steps stay spent"
     assert result.epsilon.upper <= BUDGET.epsilon
 
@@ -73,7 +73,7 @@ def test_without_a_reserve_the_resumed_run_ends_short_and_says_so(tmp_path: Path
     assert result.ended == "account" and 20 <= result.steps < 50
     assert "ended short" in str(result.statement) and result.epsilon.upper <= BUDGET.epsilon
     with Ledger(tmp_path / "run" / "ledger.hush") as ledger:
-        assert [page.spent for page in ledger.pages()] == [50]
+        assert [page.spent for page in ledger.accounts()] == [50]
 
 
 def test_a_finished_run_can_be_asked_again_and_an_unfinished_one_is_not_overwritten(tmp_path: Path) -> None:
@@ -119,6 +119,7 @@ def test_hazard_32_a_run_does_not_resume_on_other_data(tmp_path: Path) -> None:
 
 def test_a_ledger_that_was_taken_away_or_rolled_back_is_noticed(tmp_path: Path) -> None:
     book = tmp_path / "data.hush"
+    Ledger(book, create=True).close()
     with pytest.raises(Crash):
         train(job(crash_at=2), tmp_path / "run", ledger=book)
     with pytest.raises(LedgerError, match="resume with the same ledger"):
@@ -184,7 +185,8 @@ def _child(folder: Path, released: Path) -> None:
         return add_noise(*args, **rest)
 
     hush.noise.release.add_noise = noting
-    train(job(), folder, ledger=folder.parent / "data.hush", resume=True, checkpoint_every=5)
+    book = Ledger(folder.parent / "data.hush", create=True)
+    train(job(), folder, ledger=book, resume=True, checkpoint_every=5)
 
 
 def test_hazard_21_killed_at_any_moment_the_ledger_states_no_less_than_was_released(tmp_path: Path) -> None:
@@ -213,7 +215,7 @@ def test_hazard_21_killed_at_any_moment_the_ledger_states_no_less_than_was_relea
         _, status = os.waitpid(process, 0)
         assert os.WIFSIGNALED(status) == (wait is not None)
         with Ledger(tmp_path / "data.hush") as ledger:
-            (page,) = ledger.pages()
+            (page,) = ledger.accounts()
             assert page.spent >= released.stat().st_size
             assert ledger.spent(delta=budget.delta).upper <= budget.epsilon
     assert os.waitstatus_to_exitcode(status) == 0

@@ -10,8 +10,7 @@ from typing import Annotated, Any
 import typer
 
 from hush.accounting.bounds import Bounds, Budget
-from hush.ledger import BudgetExhausted, Head, Ledger, LedgerError
-from hush.ledger.books import Page
+from hush.ledger import AccountRecord, BudgetExhausted, Head, Ledger, LedgerError
 
 app = typer.Typer(name="ledger", no_args_is_help=True, help="The durable account of a dataset.")
 
@@ -123,7 +122,7 @@ def _usual_delta(ledger: Ledger) -> float | None:
     """The cap's; without one the sum over the accounts, at which slices add up; None where nothing is known of it."""
     if ledger.budget is not None:
         return ledger.budget.delta
-    declared = sum(Decimal(repr(page.budget.delta)) for page in ledger.pages() if page.budget is not None)
+    declared = sum(Decimal(repr(record.budget.delta)) for record in ledger.accounts() if record.budget is not None)
     return float(declared) if 0 < declared < 1 else None
 
 
@@ -133,7 +132,7 @@ def _summary(ledger: Ledger, delta: float | None) -> dict[str, Any]:
         "ledger": str(ledger.path),
         "rule": ledger.rule_name,
         "cap": None if cap is None else {"epsilon": cap.epsilon, "delta": cap.delta},
-        "accounts": [_account(page) for page in ledger.pages()],
+        "accounts": [_account(record) for record in ledger.accounts()],
         "head": ledger.head().to_dict(),
     }
     if delta is not None:
@@ -149,17 +148,17 @@ def _summary(ledger: Ledger, delta: float | None) -> dict[str, Any]:
     return summary
 
 
-def _account(page: Page) -> dict[str, Any]:
-    budget = page.budget
+def _account(record: AccountRecord) -> dict[str, Any]:
+    budget = record.budget
     return {
-        "name": page.name,
-        "opened_at": page.opened_at,
-        "closed": page.closed,
-        "units": page.total,
-        "units_spent": page.spent,
+        "name": record.name,
+        "opened_at": record.opened_at,
+        "closed": record.closed,
+        "units": record.total,
+        "units_spent": record.spent,
         "epsilon": None if budget is None else budget.epsilon,
         "delta": None if budget is None else budget.delta,
-        "data_known": page.data is not None,
+        "data_known": record.data is not None,
     }
 
 

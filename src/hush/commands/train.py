@@ -12,6 +12,7 @@ import typer
 from hush.accounting import Budget
 from hush.commands.errors import one_line
 from hush.commands.own_job import load_job
+from hush.ledger import Ledger
 
 if TYPE_CHECKING:
     from hush.clipping.clips import Clip
@@ -102,6 +103,10 @@ def train(
             callbacks=[*job.callbacks, *([training.TensorBoard()] if tensorboard else [])],
             unsafe_diagnostics=unsafe_diagnostics,
         )
+        if ledger is not None and not resume:
+            with Ledger(ledger, create=True) as book:
+                if book.created:
+                    print(f"created {book.path}", file=sys.stderr)
         with warnings.catch_warnings():
             warnings.simplefilter("always", training.PrivacyWarning)
             warnings.showwarning = _say_warning  # type: ignore[assignment]

@@ -14,14 +14,17 @@ from hush.plan import Plan, PrivatePreprocessing
 
 
 class ChargeAccount(Protocol):
-    """What `Private` needs of an account. After `reserve(n)` returns, the first n units of the plan are on record."""
+    """What `Private` needs of an account: each number that `take` gives is on record, and nobody else's."""
 
     @property
-    def reserved(self) -> int: ...
+    def taken(self) -> int: ...
     @property
     def total(self) -> int: ...
-    def reserve(self, units: int) -> None: ...
-    def settle(self, units: int) -> None: ...
+    @property
+    def distance(self) -> float: ...
+    def take(self) -> int: ...
+    def spend_up_to(self, units: int) -> None: ...
+    def settle(self) -> None: ...
     def close(self) -> None: ...
     def so_far(self, *, delta: float) -> Bounds: ...
 
@@ -31,12 +34,15 @@ def open_account(
     ledger: "str | PathLike[str] | Ledger | ChargeAccount | None",
     *,
     distance: float = 0.0,
+    data: Any = None,
+    create: bool = False,
     seeded: bool = False,
 ) -> ChargeAccount | None:
     """The account for this plan; None for a plan without noise, which nothing can be charged for.
 
     A path or a Ledger gets a new account for the budget that the plan was made for, or, where it was made for none,
-    for what it costs at delta = min(1e-5, 1 / (10 examples)). An account opened or resumed before is used as it is.
+    for what it costs at delta = min(1e-5, 1 / (10 examples)). A path must be that of a ledger, unless `create` asks
+    for a new one. An account opened or resumed before is used as it is.
     Where all that is released may lie `distance` from the accounted law, the budget must have room for what that adds
     to delta.
     """
@@ -50,7 +56,7 @@ def open_account(
     if plan.budget is not None and distance > 0:
         _require_room(plan, plan.budget, distance)
     if ledger is None:
-        return MemoryAccount(units=plan.units, upfront=plan.preprocessing, budget=plan.budget)
+        return MemoryAccount(units=plan.units, upfront=plan.preprocessing, budget=plan.budget, distance=distance)
     if not isinstance(ledger, str | PathLike | Ledger):
         if ledger.total != sum(count for _, count in plan.units):
             raise ValueError(
@@ -58,10 +64,15 @@ def open_account(
                 "it with units=plan.units, upfront=plan.preprocessing"
             )
         return ledger
-    book = ledger if isinstance(ledger, Ledger) else Ledger(ledger)
+    book = ledger if isinstance(ledger, Ledger) else Ledger(ledger, create=create)
     name = f"{datetime.now(UTC):%Y-%m-%dT%H:%M:%S}-{secrets.token_hex(4)}" + seeded * " (seeded, NOT PRIVATE)"
     return book.open_account(
-        name, budget=plan.budget or _own_budget(plan, distance), units=plan.units, upfront=plan.preprocessing
+        name,
+        budget=plan.budget or _own_budget(plan, distance),
+        units=plan.units,
+        upfront=plan.preprocessing,
+        data=data,
+        distance=distance,
     )
 
 
@@ -95,7 +106,7 @@ def do_preprocessing(access: PrivatePreprocessing, account: "ChargeAccount | Non
         cost = Budget(epsilon=max(accounting.epsilon(done, delta=delta).upper, 1e-9), delta=delta)
         title = f"{access.name[:120]}, not as declared {secrets.token_hex(4)}"
         with suppress(BudgetExhausted):  # the cap leaves no room; what is refused below says the rest
-            book.open_account(title, budget=cost, units=((done, 1),)).reserve(1)
+            book.open_account(title, budget=cost, units=((done, 1),)).take()
     raise ValueError(
         f"the preprocessing {access.name!r} was {done}, but {access.event} was charged: it was done, so its "
         "own cost is put on the ledger beside what was charged. Declare the event that it "

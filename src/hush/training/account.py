@@ -35,7 +35,7 @@ def open_charged(plan: Plan, run: Run, folder: Path | None, data: Any) -> Charge
     own = run.ledger is None
     if own and folder is None:
         return Charged(MemoryAccount(units=plan.units, upfront=plan.preprocessing, budget=plan.budget), None, own)
-    book = _book(run, folder)
+    book = _book(run, folder, new=True)
     moment = f"{datetime.now(UTC):%Y-%m-%dT%H:%M:%S}-{secrets.token_hex(4)}"
     name = moment if folder is None else f"{folder.name} {moment}"
     if run.seed is not None:
@@ -54,10 +54,10 @@ def resume_charged(saved: Checkpoint, run: Run, folder: Path, data: Any) -> Char
             "no ledger" if own else "a ledger where the run has one of its own",
             "resume with the same ledger, or without one where there was none",
         )
-    book = _book(run, folder)
+    book = _book(run, folder, new=False)
     if saved.seen is not None:
         book.must_include(saved.seen)
-    if saved.facts["ended"] is not None and any(page.name == facts["name"] and page.closed for page in book.pages()):
+    if saved.facts["ended"] is not None and any(one.name == facts["name"] and one.closed for one in book.accounts()):
         plan = Plan.from_dict(saved.facts["run"]["plan"])  # nothing is left to charge; only the report is written again
         done = MemoryAccount(
             facts["name"],
@@ -70,11 +70,11 @@ def resume_charged(saved: Checkpoint, run: Run, folder: Path, data: Any) -> Char
     return Charged(book.resume_account(facts["name"], seen=saved.seen, data=data), book, own)
 
 
-def _book(run: Run, folder: Path | None) -> Ledger:
+def _book(run: Run, folder: Path | None, *, new: bool) -> Ledger:
     if isinstance(run.ledger, Ledger):
         return run.ledger
     if run.ledger is not None:
         return Ledger(run.ledger)
     assert folder is not None
     folder.mkdir(parents=True, exist_ok=True)
-    return Ledger(folder / OWN_LEDGER)
+    return Ledger(folder / OWN_LEDGER, create=new)

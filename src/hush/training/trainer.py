@@ -177,7 +177,7 @@ class Trainer:
         padded = private.captured is not None or (self.device.type == "cpu" and self.loader.in_memory)
         runner = LotRunner(private, self.batch_size, self.device, padded=padded, compile=compile)
         assert private.account is not None
-        self._units_before, self._steps_before = private.account.reserved, private.steps_done
+        self._units_before, self._steps_before = private.account.taken, private.steps_done
         if not self.history:
             self._measure(progress)
         for lot in private.lots() if private.steps_done < self.plan.steps else ():

@@ -76,28 +76,28 @@ def test_hazard_22_a_secure_run_draws_a_new_key_and_gives_up_a_begun_epoch(lots:
             skip_all(second, lot)
             second.step(optimizer)
             seen.append(torch.cat([p.grad.flatten() for p in second.model.parameters() if p.grad is not None]))
-        assert second.steps_done == 10 and second.account is not None and second.account.reserved == charged
+        assert second.steps_done == 10 and second.account is not None and second.account.taken == charged
         after.append(torch.stack(seen))
     assert not torch.equal(after[0], after[1]), "no resumed run repeats another's noise"
 
 
 def test_lost_steps_stay_charged_and_the_reserve_pays_for_them(tmp_path: Path) -> None:
     made = plan(steps=8, reserve=20, budget=Budget(epsilon=30.0, delta=1e-5))
-    book = Ledger(tmp_path / "x.hush")
+    book = Ledger(tmp_path / "x.hush", create=True)
     first = Private(network(), made, losses_of, ledger=book.open_account("run", budget=made.budget, units=made.units))
     optimizer = torch.optim.SGD(first.model.parameters(), lr=0.0)
     train(first, optimizer, 3)
     state = first.state_dict()
-    assert book.pages()[0].spent == 3, "a checkpoint gives back what was only reserved"
+    assert book.accounts()[0].spent == 3, "a checkpoint gives back what was only reserved"
     train(first, optimizer, 5)  # and then a crash
-    resumed_at = book.pages()[0].spent
+    resumed_at = book.accounts()[0].spent
     with pytest.raises(ValueError, match=r"was charged to .*x.hush: resume it with that ledger"):
         Private.resume(state, network(), losses_of)
     second = Private.resume(state, network(), losses_of, ledger=book)
     assert second.steps_done == 3 and resumed_at >= 5
     train(second, torch.optim.SGD(second.model.parameters(), lr=0.0))
     second.close()
-    assert second.steps_done == 8 and book.pages()[0].spent == resumed_at + 5
+    assert second.steps_done == 8 and book.accounts()[0].spent == resumed_at + 5
 
 
 def test_noise_is_that_of_the_unit_that_was_charged() -> None:
@@ -123,6 +123,7 @@ def test_a_run_with_an_open_lot_is_not_saved() -> None:
 
 def test_an_exception_in_a_with_block_leaves_the_account_open_and_leaving_it_closes(tmp_path: Path) -> None:
     made = plan(budget=Budget(epsilon=30.0, delta=1e-5), reserve=20)
+    Ledger(tmp_path / "x.hush", create=True).close()
     with pytest.raises(KeyboardInterrupt), Private(network(), made, losses_of, ledger=tmp_path / "x.hush") as first:
         optimizer = torch.optim.SGD(first.model.parameters(), lr=0.1)
         for lot in first.lots():
@@ -131,11 +132,11 @@ def test_an_exception_in_a_with_block_leaves_the_account_open_and_leaving_it_clo
             if lot.step == 2:
                 state = first.state_dict()
                 raise KeyboardInterrupt
-    assert not Ledger(tmp_path / "x.hush").pages()[0].closed
+    assert not Ledger(tmp_path / "x.hush").accounts()[0].closed
     with Private.resume(state, network(), losses_of, ledger=tmp_path / "x.hush") as second:
         assert second.steps_done == 3
         train(second, torch.optim.SGD(second.model.parameters(), lr=0.1))
-    assert second.steps_done == 8 and Ledger(tmp_path / "x.hush").pages()[0].closed
+    assert second.steps_done == 8 and Ledger(tmp_path / "x.hush").accounts()[0].closed
 
 
 def test_epochs_are_the_lots_in_parts_and_a_second_pass_is_refused() -> None:
