@@ -1,6 +1,7 @@
 """Plan: lots, steps, clip and noise bound together before training; calibrated to a budget; the event to be charged."""
 
 import math
+import operator
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
@@ -76,10 +77,8 @@ class Plan:
         _whole("steps", self.steps, at_least=1)
         _whole("reserve", self.reserve, at_least=0)
         if self.noise not in ("gaussian", "float_safe"):
-            raise ValueError(f"noise must be 'gaussian' or 'float_safe', got {self.noise!r}")
-        valid = [name for name in accounting.ACCOUNTANTS if name not in accounting.NOT_VALID]
-        if self.accountant not in valid:
-            raise ValueError(f"accountant must be one of {', '.join(valid)}, got {self.accountant!r}")
+            raise ValueError(f"noise must be one of 'gaussian', 'float_safe'; got {str(self.noise)[:50]!r}")
+        _valid_accountant(self.accountant)
         if self.access is not None and self.access.event != self.preprocessing:
             raise ValueError(f"preprocessing {self.access.name!r} has another event than the plan was made for")
         noise = _schedule("noise_multiplier", self.noise_multiplier, self.steps + self.reserve)
@@ -126,6 +125,10 @@ class Plan:
         >>> plan.steps, plan.epsilon(delta=1e-5).upper <= 2.0
         (6000, True)
         """
+        if not isinstance(budget, Budget):
+            raise TypeError(f"expected budget=hush.Budget(epsilon=..., delta=...), got {budget!r}")
+        _whole("reserve", reserve, at_least=0)
+        _valid_accountant(accountant)
         lots = lots_of(sampling, examples, lot_size)
         wanted, access, cut_short = steps_of(lots, epochs, steps), None, False
         if isinstance(preprocessing, PrivatePreprocessing):
@@ -251,8 +254,21 @@ def lots_of(sampling: Sampling, examples: int, lot_size: int) -> Lots:
         "poisson": PoissonLots, "allocated": AllocatedLots, "shuffled": ShuffledLots,
     }  # fmt: skip
     if sampling not in kinds:
-        raise ValueError(f"sampling must be poisson, allocated or shuffled, got {sampling!r}")
-    return kinds[sampling](examples=examples, lot_size=lot_size)
+        raise ValueError(f"sampling must be one of poisson, allocated, shuffled; got {str(sampling)[:50]!r}")
+    return kinds[sampling](
+        examples=int(examples), lot_size=operator.index(lot_size) if _is_whole(lot_size) else lot_size
+    )
+
+
+def _valid_accountant(accountant: str) -> None:
+    valid = [name for name in accounting.ACCOUNTANTS if name not in accounting.NOT_VALID]
+    if accountant not in valid:
+        raise ValueError(f"accountant must be one of {', '.join(valid)}; got {str(accountant)[:50]!r}")
+
+
+def _is_whole(value: Any) -> bool:
+    """Whether it is a whole number, numpy's too; a flag is none."""
+    return hasattr(value, "__index__") and not isinstance(value, bool)
 
 
 def steps_of(lots: Lots, epochs: float | None, steps: int | None) -> int:
@@ -262,8 +278,8 @@ def steps_of(lots: Lots, epochs: float | None, steps: int | None) -> int:
     if epochs is None:
         assert steps is not None
         return steps
-    if not epochs > 0:
-        raise ValueError(f"epochs must be a positive number, got {epochs!r}")
+    if isinstance(epochs, bool) or not isinstance(epochs, int | float) or not 0 < epochs <= 1e9:
+        raise ValueError(f"epochs must be a number from 0 to 1e9, and not 0, got {epochs!r}")
     return max(1, round(epochs * lots.steps_per_epoch))
 
 
@@ -293,8 +309,10 @@ def _most_steps(
     lots: Lots, noise: float, wanted: int, reserve: int, budget: Budget, before: Event, accountant: Accountant
 ) -> int:
     """The most steps, in whole units and up to those wanted, that the budget allows at this noise."""
-    if not noise >= TOO_SMALL:
-        raise ValueError(f"noise_multiplier must be at least {TOO_SMALL}, got {noise!r}: less protects nobody")
+    if not TOO_SMALL <= noise <= 1e6:
+        raise ValueError(
+            f"noise_multiplier must be a number from {TOO_SMALL} to 1e6, got {noise!r}: less protects nobody"
+        )
     unit = lots.steps_per_unit
     units = accounting.calibrate.steps(
         lambda count: compose(lots.units(count * unit, noise)),

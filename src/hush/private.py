@@ -12,7 +12,8 @@ import torch
 from torch import Tensor, nn
 
 from hush.checks import provenance
-from hush.checks.guards import Guard, check_groups, check_optimizers, refuse_several_processes
+from hush.checks.guards import Guard, check_groups, check_optimizers
+from hush.checks.processes import require_one_process
 from hush.checks.watch import Watch
 from hush.clipping.clips import Clip
 from hush.clipping.written import clip_from_dict, clip_to_dict
@@ -85,7 +86,7 @@ class Private(Spoken):
         seed: int | None = None,
         public_buffers: Sequence[str] = (),
     ) -> None:
-        self._prepare(model, plan, losses_of, data, machine, tuple(public_buffers))
+        self._prepare(model, plan, losses_of, data, machine, public_buffers)
         seeded = seed is not None
         account = ledger() if callable(ledger) else open_account(plan, ledger, distance=self.distance, seeded=seeded)
         self._begin(account, seed)
@@ -251,10 +252,10 @@ class Private(Spoken):
         losses_of: LossesOf,
         data: Any,
         machine: Machine | None,
-        public_buffers: tuple[str, ...],
+        public_buffers: Sequence[str],
     ) -> None:
         """Everything that can be refused before there is an account."""
-        refuse_several_processes()
+        require_one_process()
         self.model, self.plan, self.machine, self.notes = model, plan, machine or Machine(), list[str]()
         self._guard = Guard(model, public_buffers)
         parameters = self._guard.begin_lot()  # what cannot be trained is refused before anything is charged
@@ -266,7 +267,7 @@ class Private(Spoken):
         self.gradients = Gradients(losses_of, model, engine=self.machine.engine)
         self._loader = None if data is None else Loader.of(data)
         self.data_name = "the training set" if self._loader is None else self._loader.name
-        self.public_buffers = public_buffers
+        self.public_buffers = self._guard.public
         self._watch = Watch(self.gradients, public_buffers, self._loader, self._device)
         self._watch.whole_way(plan.lots.examples)
         projections = projections_behind(model, [] if self._loader is None else self._loader.tensors)

@@ -390,5 +390,5 @@ def test_a_dataset_is_not_resumed_with_other_records(tmp_path: Path) -> None:
 def test_several_processes_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.distributed, "is_initialized", lambda: True)
     monkeypatch.setattr(torch.distributed, "get_world_size", lambda: 2)
-    with pytest.raises(hush.NotSupported, match="expected one process, got 2"):
+    with pytest.raises(hush.NotSupported, match="expected one process; came a world of 2"):
         fit()

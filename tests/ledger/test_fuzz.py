@@ -88,7 +88,7 @@ def test_a_damaged_checkpoint_is_refused(tmp_path):
     state = {"model": {"weight": torch.arange(200.0)}, "optimizer": {"step": 7}}
     checkpoints.save(tmp_path / "run", checkpoints.Checkpoint(state, {"step": 7}))
     for name in ("state.pt", "facts.json"):
-        path = tmp_path / "run" / "1" / name
+        path = tmp_path / "run" / "generation-1" / name
         content = path.read_bytes()
         for _ in range(150):
             damaged = mutated(content, chance)

@@ -36,7 +36,17 @@ def sgd(model: nn.Module) -> torch.optim.Optimizer:
 
 PLAN = ("budget", "lot_size", "epochs", "steps", "clip", "sampling", "noise", "noise_multiplier", "noise_schedule",
         "preprocessing", "reserve", "accountant")  # fmt: skip
-RUN = ("about", "ledger", "resume", "checkpoint_every", "seed", "progress", "callbacks", "unsafe_diagnostics")
+RUN = (
+    "about",
+    "ledger",
+    "create_ledger",
+    "resume",
+    "checkpoint_every",
+    "seed",
+    "progress",
+    "callbacks",
+    "unsafe_diagnostics",
+)
 MACHINE = ("device", "batch_size", "compile", "engine")
 
 
@@ -49,8 +59,8 @@ def run(model: nn.Module | None = None, data: Any = None, **changes: Any) -> Res
     }  # fmt: skip
     settings |= changes
     data = blobs() if data is None else data
-    if "name" in settings:
-        data = Loader(data, name=settings.pop("name"))
+    if {"name", "workers"} & settings.keys():
+        data = Loader(data, **{name: settings.pop(name) for name in ("name", "workers") if name in settings})
     losses_of = settings.pop("losses_of", None) or per_example(settings["loss"])
 
     def taken(names: tuple[str, ...]) -> dict[str, Any]:

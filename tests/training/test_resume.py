@@ -86,7 +86,8 @@ def test_a_finished_run_can_be_asked_again_and_an_unfinished_one_is_not_overwrit
         train(job(), tmp_path / "cut")
     with pytest.raises(ValueError, match="resume needs the folder"):
         train(job(), None, resume=True)
-    fresh = train(job(), tmp_path / "new", resume=True)
+    with pytest.warns(PrivacyWarning, match=r"no run in .* to resume"):
+        fresh = train(job(), tmp_path / "new", resume=True)
     assert fresh.ended == "finished" and fresh.statement.facts["resumed"] == 0
 
 

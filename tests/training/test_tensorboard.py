@@ -36,6 +36,15 @@ def with_files(crash_at: int | None = None) -> Job:
     return replace(made, callbacks=[*made.callbacks, TensorBoard()])
 
 
+def test_event_files_do_not_tell_how_long_an_epoch_took(tmp_path: Path) -> None:
+    """That follows the sizes of the lots: all entries have one time, in whole minutes."""
+    run(callbacks=[TensorBoard()], out=tmp_path / "run")
+    events = EventAccumulator(str(tmp_path / "run" / "tensorboard"))
+    events.Reload()
+    (moment,) = {one.wall_time for name in events.Tags()["scalars"] for one in events.Scalars(name)}
+    assert moment % 60 == 0
+
+
 def test_a_resumed_run_goes_on_in_the_same_folder(tmp_path: Path) -> None:
     with pytest.raises(Crash):
         train(with_files(crash_at=3), tmp_path / "run")

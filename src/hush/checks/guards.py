@@ -67,6 +67,8 @@ class Guard:
     """Watches one model; `public_buffers` are patterns of buffers that may change because they tell nothing of data."""
 
     def __init__(self, model: nn.Module, public_buffers: Sequence[str] = ()) -> None:
+        if isinstance(public_buffers, str):
+            raise TypeError(f"public_buffers are several patterns: write ({public_buffers!r},)")
         self._model = model
         self.public = tuple(public_buffers)
         self._changes = 0
@@ -320,13 +322,3 @@ def _was_used(state: Mapping[str, Any]) -> bool:
 
 def _holds(model: nn.Module, parameter: Tensor) -> bool:
     return any(one is parameter for one in model.parameters())
-
-
-def refuse_several_processes() -> None:
-    """Refuse more than one process: each would draw lots and noise of its own, and state the guarantee of one."""
-    distributed = torch.distributed
-    if distributed.is_available() and distributed.is_initialized() and distributed.get_world_size() > 1:
-        raise NotSupported(
-            f"expected one process, got {distributed.get_world_size()} (torch.distributed): each rank would train a "
-            "model of its own and state an epsilon for it alone. Several processes are not supported yet; train on one"
-        )

@@ -32,7 +32,7 @@ from hush.accounting import renyi
 from hush.accounting.approximate_noise import added_delta, epsilon_of_inexact
 from hush.accounting.bounds import Bounds, Budget
 from hush.accounting.events import NOTHING
-from hush.accounting.filters import ORDERS, Filter, Odometer
+from hush.accounting.filters import ORDERS, Filter, Odometer, orders_for
 from hush.ledger.balances import AccountRecord, Balances
 from hush.ledger.errors import BudgetExhausted, LedgerMismatch
 
@@ -113,7 +113,7 @@ class Renyi:
     def orders(self, cap: Budget | None) -> tuple[float, ...]:
         if cap is None:
             raise LedgerMismatch("a cap for the rule 'renyi'", "none", "give budget=Budget(...), or rule='odometer'")
-        return ORDERS
+        return orders_for(cap)
 
     def costs(self, record: AccountRecord, orders: Sequence[float]) -> tuple[tuple[float, ...], ...]:
         return _costs(record, orders)

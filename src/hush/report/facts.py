@@ -45,6 +45,16 @@ def facts_of(private: Any, about: About | None = None) -> dict[str, Any]:
     }
 
 
+def rounded_time(seconds: float) -> int:
+    """Whole seconds, two digits, rounded up: how long a run took follows the sizes its lots really had.
+
+    >>> rounded_time(0.10128913), rounded_time(61.2), rounded_time(12345.6)
+    (1, 62, 13000)
+    """
+    unit = 10 ** max(0, len(str(int(seconds))) - 2)
+    return max(1, math.ceil(seconds / unit)) * unit
+
+
 def finite(value: Any) -> Any:
     """The same plain values with None for numbers that are not finite, which JSON does not know.
 

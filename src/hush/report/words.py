@@ -43,7 +43,7 @@ def guarantee(statement: "Statement") -> Rows:
         ("Epsilon", f"{rounded_up(e.upper)} at delta {statement.delta:g}, for the whole plan"),
         (
             "Lower bound",
-            f"the plan costs at least {math.floor(1000 * e.lower) / 1000:g}; no accountant can state less",
+            f"the accounted event costs at least {math.floor(1000 * e.lower) / 1000:g}; no accountant can state less",
         ),
         ("Accountant", ACCOUNTANT_NAMES[statement.accountant]),
         ("Unit of privacy", about["unit"]),
@@ -155,7 +155,7 @@ def outcome(statement: "Statement") -> Rows:
         )
     where = f"on {facts['device']}"
     if facts["seconds"] is not None:
-        where = f"{facts['seconds']:.0f} s {where}, physical batches of {facts['batch_size']}"
+        where = f"about {facts['seconds']:g} s {where}, physical batches of {facts['batch_size']} at most"
     rows += [
         ("Time", where),
         ("Resumed", "never" if not facts["resumed"] else f"{times(facts['resumed'])} from checkpoints"),
@@ -204,10 +204,8 @@ def not_covered(statement: "Statement") -> tuple[str, ...]:
             "without noise. Whoever saw them knows more than epsilon allows."
         )
     stated = facts["about"]["settings_from"]
-    found.append(
-        "The choice of settings, if it looked at this data; nothing was charged for it."
-        + (f" (Stated, not checked: {stated}.)" if stated else "")
-    )
+    stated = f" (stated: {stated})" if stated else ""
+    found.append(f"The choice of settings{stated}, if it looked at this data; nothing was charged for it.")
     if book is None or book["own"]:
         found.append("Other runs on the same data: a ledger of the dataset would add them up.")
     found += [

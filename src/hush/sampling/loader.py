@@ -44,6 +44,10 @@ class Loader:
         fingerprint: Any = None,
     ) -> None:
         _refuse_foreign_order(data)
+        if not isinstance(name, str) or not 0 < len(name) <= 10_000:
+            raise ValueError(f"name must be text of 1 to 10,000 characters, got {type(name).__name__}")
+        if isinstance(workers, bool) or not isinstance(workers, int) or workers < 0:
+            raise ValueError(f"workers must be a whole number >= 0, got {workers!r}")
         if type(data) is TensorDataset and collate is None:
             data = data.tensors
         self.name = name

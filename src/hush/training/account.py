@@ -1,6 +1,7 @@
 """The account of a run: on the ledger that was given, else on one of the run's own beside its checkpoints."""
 
 import secrets
+import sys
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
@@ -9,6 +10,7 @@ from typing import Any
 from hush.ledger import Account, Ledger, LedgerMismatch, MemoryAccount
 from hush.ledger.charging import ChargeAccount
 from hush.ledger.checkpoints import Checkpoint
+from hush.ledger.plain import plain
 from hush.plan import Plan
 from hush.training.run import Run
 
@@ -37,7 +39,7 @@ def open_charged(plan: Plan, run: Run, folder: Path | None, data: Any) -> Charge
         return Charged(MemoryAccount(units=plan.units, upfront=plan.preprocessing, budget=plan.budget), None, own)
     book = _book(run, folder, new=True)
     moment = f"{datetime.now(UTC):%Y-%m-%dT%H:%M:%S}-{secrets.token_hex(4)}"
-    name = moment if folder is None else f"{folder.name} {moment}"
+    name = moment if folder is None else f"{plain(folder.name, most=100)} {moment}"
     if run.seed is not None:
         name += " (seeded, NOT PRIVATE)"
     account = book.open_account(name, budget=plan.budget, units=plan.units, upfront=plan.preprocessing, data=data)
@@ -53,6 +55,10 @@ def resume_charged(saved: Checkpoint, run: Run, folder: Path, data: Any) -> Char
             f"the ledger that the run has charged, {facts['ledger']}",
             "no ledger" if own else "a ledger where the run has one of its own",
             "resume with the same ledger, or without one where there was none",
+        )
+    if not isinstance(run.ledger, Ledger) and not (place := _place(run, folder)).exists():
+        raise LedgerMismatch(
+            f"the ledger that the run has charged, {facts['ledger']}", f"{place}, where there is none", "resume with it"
         )
     book = _book(run, folder, new=False)
     if saved.seen is not None:
@@ -73,8 +79,16 @@ def resume_charged(saved: Checkpoint, run: Run, folder: Path, data: Any) -> Char
 def _book(run: Run, folder: Path | None, *, new: bool) -> Ledger:
     if isinstance(run.ledger, Ledger):
         return run.ledger
+    book = Ledger(_place(run, folder), create=new and (run.create_ledger or run.ledger is None))
+    if book.created and run.ledger is not None:
+        print(f"created the ledger {plain(book.path)}", file=sys.stderr)
+    return book
+
+
+def _place(run: Run, folder: Path | None) -> Path:
+    """Where the ledger lies: where it was said to, or in the run's folder."""
     if run.ledger is not None:
-        return Ledger(run.ledger)
+        assert not isinstance(run.ledger, Ledger)
+        return Path(run.ledger)
     assert folder is not None
-    folder.mkdir(parents=True, exist_ok=True)
-    return Ledger(folder / OWN_LEDGER, create=new)
+    return folder / OWN_LEDGER

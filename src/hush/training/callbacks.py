@@ -1,5 +1,7 @@
 """What may happen between steps: a small protocol, and schedulers, averages and TensorBoard as its users."""
 
+import math
+import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -9,7 +11,9 @@ import torch
 from torch import nn
 from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
 
+from hush.ledger import owned
 from hush.training.averaging import Average
+from hush.training.ranges import number, one_of
 
 if TYPE_CHECKING:
     from hush.training.evaluation import HeldOut
@@ -53,8 +57,7 @@ class Scheduler(Callback):
     def __init__(self, scheduler: Any, *, every: Literal["step", "epoch"] = "step") -> None:
         if not isinstance(scheduler, LRScheduler):
             raise TypeError(f"expected a scheduler of torch.optim.lr_scheduler, got {type(scheduler).__name__}")
-        if every not in ("step", "epoch"):
-            raise ValueError(f"every must be 'step' or 'epoch', got {every!r}")
+        one_of("every", every, ("step", "epoch"))
         self.scheduler = scheduler
         self._every = every
         self._label: str | None = None
@@ -93,7 +96,7 @@ class Averaging(Callback):
     """Gives back a moving average of the released parameters, at no cost; held-out data is measured on it."""
 
     def __init__(self, decay: float = 0.9999) -> None:
-        self.decay = decay
+        self.decay = number("decay", decay, least=0.0, most=math.nextafter(1.0, 0.0))
         self.average: Average | None = None
 
     def begin(
@@ -125,6 +128,7 @@ class TensorBoard(Callback):
 
     def __init__(self) -> None:
         self._writer: Any = None
+        self._began = time.time() // 60 * 60  # one time for all entries: how long an epoch took is not ours to tell
 
     def begin(
         self, model: nn.Module, optimizer: torch.optim.Optimizer, folder: Path | None, held_out: "HeldOut | None"
@@ -135,13 +139,15 @@ class TensorBoard(Callback):
             from torch.utils.tensorboard import SummaryWriter
         except ImportError:
             raise ValueError("tensorboard is not installed: pip install tensorboard, or leave it out") from None
-        self._new = lambda: SummaryWriter(f"{folder}/tensorboard")
+        self._folder, self._new = folder / "tensorboard", SummaryWriter
 
     def measured(self, entry: Mapping[str, Any]) -> None:
-        self._writer = self._writer or self._new()
+        if self._writer is None:
+            owned.make_folder(self._folder)
+            self._writer = self._new(str(self._folder))
         for name, value in entry.items():
             if name not in ("step", "epoch") and isinstance(value, int | float):
-                self._writer.add_scalar(name, value, entry["step"])
+                self._writer.add_scalar(name, value, entry["step"], walltime=self._began)
 
     def end(self) -> None:
         if self._writer is not None:

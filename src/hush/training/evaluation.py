@@ -10,8 +10,10 @@ from torch import Tensor, nn
 
 from hush.gradients.engine import Inputs
 from hush.sampling.loader import Loader, on_device
+from hush.training.ranges import one_of, text, whole
 
 _BATCH = 1000
+_TRIED = 8  # records
 
 
 def correct(model: nn.Module, *inputs: Any) -> Tensor:
@@ -47,11 +49,16 @@ class HeldOut:
     patience: int | None = None
 
     def __post_init__(self) -> None:
-        if self.every < 1 or (self.patience is not None and self.patience < 1):
-            raise ValueError(f"every and patience are whole numbers >= 1, got {self.every} and {self.patience}")
-        if self.choose not in ("last", "best"):
-            raise ValueError(f"choose must be 'last' or 'best', got {self.choose!r}")
-
+        object.__setattr__(self, "every", whole("every", self.every, least=1))
+        if self.patience is not None:
+            object.__setattr__(self, "patience", whole("patience", self.patience, least=1))
+        one_of("choose", self.choose, ("last", "best"))
+        text("the name of held-out data", self.name, least=1)
+        text("the label of a metric", self.label, least=1)
+        if not callable(self.metric_of):
+            raise TypeError(
+                f"metric_of must be a function of the model and a batch, got {type(self.metric_of).__name__}"
+            )
         if self.label in ("step", "epoch", "epsilon", "learning_rate") or self.label.startswith("unsafe"):
             raise ValueError(f"the label {self.label!r} has a meaning of its own in a history; choose another")
 
@@ -71,9 +78,9 @@ class HeldOut:
 
 
 def measure(model: nn.Module, held_out: HeldOut, device: torch.device, *, most: int | None = None) -> float:
-    """The mean of the metric over the held-out data, in eval mode and without gradients; modes are put back.
+    """The mean of the metric over the held-out data (its first `most` records), in eval mode and without gradients.
 
-    With `most` over the first so many records only.
+    The modes of the model's parts are put back.
     """
     loader = Loader.of(held_out.data)
     if loader.examples == 0:
@@ -82,12 +89,31 @@ def measure(model: nn.Module, held_out: HeldOut, device: torch.device, *, most: 
     with evaluating(model), torch.no_grad():
         for rows in loader.parts(_BATCH, most=most):
             inputs = Inputs.of(on_device(rows, device))
-            values = held_out.metric_of(model, *inputs.args, **inputs.kwargs)
-            if not isinstance(values, Tensor) or values.ndim == 0 or len(values) != inputs.rows:
-                came = tuple(values.shape) if isinstance(values, Tensor) else type(values).__name__
-                raise ValueError(f"metric_of must give one value for each of {inputs.rows} rows, got {came}")
-            total, count = total + values.double().sum(), count + inputs.rows
+            total, count = total + _values(model, held_out, inputs).double().sum(), count + inputs.rows
     return total.item() / count
+
+
+def try_measuring(model: nn.Module, held_out: HeldOut, device: torch.device) -> None:
+    """Measure a few records once, before anything is charged: what cannot be measured at all is said now."""
+    try:
+        with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
+            measure(model, held_out, device, most=_TRIED)
+    except KeyboardInterrupt:
+        raise
+    except Exception as error:
+        raise ValueError(
+            f"{held_out.name} cannot be measured: {type(error).__name__}: {error} (tried on its first records, before "
+            "anything was charged)"
+        ) from error
+
+
+def _values(model: nn.Module, held_out: HeldOut, inputs: Inputs) -> Tensor:
+    """The metric of each record of a batch."""
+    values = held_out.metric_of(model, *inputs.args, **inputs.kwargs)
+    if not isinstance(values, Tensor) or values.shape != (inputs.rows,):
+        came = f"shape {tuple(values.shape)}" if isinstance(values, Tensor) else type(values).__name__
+        raise ValueError(f"metric_of must give one value for each of {inputs.rows} records, got {came}")
+    return values
 
 
 @contextmanager

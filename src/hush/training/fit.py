@@ -6,6 +6,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from hush.checks.processes import require_one_process
 from hush.machine import Machine
 from hush.plan import Plan
 from hush.sampling.loader import Loader
@@ -50,6 +51,21 @@ def fit(
     (20, True)
     """
     run, machine = run or Run(), machine or Machine()
+    require_one_process()
+    with saving.held(run.path):
+        return _fit(model, data, losses_of, optimizer, plan, held_out, run, machine)
+
+
+def _fit(
+    model: nn.Module,
+    data: Any,
+    losses_of: Callable[..., Tensor],
+    optimizer: torch.optim.Optimizer,
+    plan: Plan,
+    held_out: HeldOut | None,
+    run: Run,
+    machine: Machine,
+) -> Result:
     device = device_of(model, machine)
     saved = saving.find_saved(run.path, resume=run.resume)
     check_arguments(model, optimizer, plan, held_out, first=saved is None)

@@ -37,6 +37,12 @@ class Job:
     callbacks: Sequence[Callback] = ()
     about: About = field(default_factory=About)
 
+    def __post_init__(self) -> None:
+        if not isinstance(self.model, nn.Module):
+            raise TypeError(f"expected a torch.nn.Module as the model, got {type(self.model).__name__}")
+        if not callable(self.losses_of):
+            raise TypeError(f"expected losses_of(model, *inputs), a function, got {type(self.losses_of).__name__}")
+
     def plan(self, budget: Budget, **settings: Any) -> Plan:
         """The plan for a budget; `settings` are arguments of `Plan.for_budget` that stand in for the job's own."""
         own: dict[str, Any] = {

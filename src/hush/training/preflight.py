@@ -11,7 +11,7 @@ from hush.checks.provenance import shares_rows
 from hush.machine import Machine, usable
 from hush.plan import Plan
 from hush.sampling.loader import Loader
-from hush.training.evaluation import HeldOut, measure
+from hush.training.evaluation import HeldOut, try_measuring
 
 
 def device_of(model: nn.Module, machine: Machine) -> torch.device:
@@ -54,7 +54,7 @@ def try_held_out(model: nn.Module, loader: Loader, held_out: HeldOut | None, dev
     """
     if held_out is None:
         return None
-    measure(model, held_out, device, most=8)
+    try_measuring(model, held_out, device)
     if not shares_rows(loader, Loader.of(held_out.data)):
         return None
     if held_out.decides or held_out.public:

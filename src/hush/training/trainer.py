@@ -20,7 +20,7 @@ from hush.machine import Machine
 from hush.plan import Plan
 from hush.private import Private
 from hush.report import statement_of, write_report
-from hush.report.facts import facts_of, finite
+from hush.report.facts import facts_of, finite, rounded_time
 from hush.sampling.loader import Loader
 from hush.training import run_folder as saving
 from hush.training.account import Charged, open_charged, resume_charged
@@ -66,7 +66,9 @@ class Trainer:
         """Whether unsafe diagnostics were ever shown; it never becomes false again."""
         self.resumed = 0
         self.earlier_seconds, self.began = 0.0, time.monotonic()
-        self.batch_size = machine.batch_size or first_size(plan.lots, device)
+        # As it begins: where memory runs out it is halved, which a large lot may decide, and which is kept nowhere.
+        size = machine.batch_size
+        self.batch_size = min(size, loader.examples) if size else first_size(plan.lots, device)
         self.saved_at = -math.inf
         self.private: Private | None = None
         self.book: Ledger | None = None
@@ -112,7 +114,7 @@ class Trainer:
         self.history, self.shown = list(facts["history"]), self.shown or facts["unsafe_diagnostics"]
         self.ended, self.judge.since_best = facts["ended"], facts["since_best"]
         self.earlier_seconds, self.resumed = facts["seconds"], facts["resumed"] + 1
-        self.batch_size = self.machine.batch_size or facts["batch_size"]
+        self.batch_size = facts["batch_size"] if self.machine.batch_size is None else self.batch_size
         saving.unpack(saved.state, self.model, self.optimizer, self.run.callbacks, self.judge)
         assert self.folder is not None
         self._take(resume_charged(saved, self.run, self.folder, self._known_by()))
@@ -135,7 +137,7 @@ class Trainer:
     def _take(self, charged: Charged) -> None:
         self.charged, self.book = charged, charged.book
         if self.run.progress and self.ended is None:
-            announce(self.plan, resumed=self.resumed > 0)
+            announce(self.plan, resumed=self.resumed > 0, accountant=self.plan.accountant)
 
     # The loop ------------------------------------------------------------------------------------------------------
 
@@ -183,7 +185,6 @@ class Trainer:
         for lot in private.lots() if private.steps_done < self.plan.steps else ():
             runner(lot)
             private.step(self.optimizer)
-            self.batch_size = runner.size
             step = private.steps_done
             ended = step % per_epoch == 0
             for callback in self.run.callbacks:
@@ -244,27 +245,23 @@ class Trainer:
 
     def finish(self) -> Result:
         """The last checkpoint, the end of the account, the chosen parameters into the model, the report."""
-        self._save()
+        with saving.only_warned("the last checkpoint was not written"):
+            self._save()
         facts = self.facts()
-        self._private.close()
-        chosen = self.judge.chosen()
-        with torch.no_grad():
-            for name, parameter in self.model.named_parameters():
-                parameter.copy_(chosen[name])
-        statement = statement_of(facts, ledger=self.book)
+        with saving.only_warned("the account was not closed, and all its units stay spent"):
+            self._private.close()
+        self.judge.put_back()
+        statement = statement_of(facts)
+        with saving.only_warned("the ledger was not read, and the statement is without it"):
+            statement = statement_of(facts, ledger=self.book)
         report = None
         if self.folder is not None:
-            saving.write_model(self.folder, self.model)
-            report = write_report(self.folder, statement)
-        return Result(
-            model=self.model,
-            statement=statement,
-            history=tuple(self.history),
-            ended=str(self.ended),
-            steps=self._private.steps_done,
-            seconds=facts["seconds"],
-            report=report,
-        )
+            with saving.only_warned("the model was not written"):
+                saving.write_model(self.folder, self.model)
+            with saving.only_warned("the report was not written"):
+                report = write_report(self.folder, statement)
+        ended, steps, seconds = str(self.ended), self._private.steps_done, facts["seconds"]
+        return Result(self.model, statement, tuple(self.history), ended, steps, seconds, report)
 
     def facts(self) -> dict[str, Any]:
         """The facts of the run as it stands; settles its account."""
@@ -281,7 +278,7 @@ class Trainer:
             "chosen": finite(self.judge.chosen_entry(self.history)),
             "since_best": self.judge.since_best,
             "ended": self.ended,
-            "seconds": self.earlier_seconds + time.monotonic() - self.began,
+            "seconds": rounded_time(self.earlier_seconds + time.monotonic() - self.began),
             "resumed": self.resumed,
             "optimizer": _named(self.optimizer),
             "scheduler": ", ".join(schedulers) or None,
