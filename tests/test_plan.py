@@ -79,9 +79,9 @@ def test_epochs_and_steps_are_two_ways_to_say_one_thing() -> None:
     for given in ({"epochs": 1.0}, {"steps": None}):
         with pytest.raises(ValueError, match="give epochs or steps, one of the two"):
             for_budget(budget, **given)
-    with pytest.raises(ValueError, match="epochs must be a positive number, got -1"):
+    with pytest.raises(ValueError, match="epochs must be a number from 0 to 1e9, and not 0, got -1"):
         for_budget(budget, steps=None, epochs=-1)
-    with pytest.raises(ValueError, match="sampling must be poisson, allocated or shuffled, got 'cyclic'"):
+    with pytest.raises(ValueError, match="sampling must be one of poisson, allocated, shuffled; got 'cyclic'"):
         for_budget(budget, sampling="cyclic")
 
 
@@ -119,7 +119,7 @@ def test_float_safe_noise_leaves_room_in_delta() -> None:
     made = for_budget(budget, steps=20, noise="float_safe", accountant="renyi")
     assert made.noise == "float_safe" and made.budget == budget
     assert made.epsilon(delta=1e-5 * (1 - 2 * SET_ASIDE)).upper <= 2.0
-    with pytest.raises(ValueError, match="'gaussian' or 'float_safe', got 'laplace'"):
+    with pytest.raises(ValueError, match="noise must be one of 'gaussian', 'float_safe'; got 'laplace'"):
         for_budget(budget, noise="laplace")
 
 

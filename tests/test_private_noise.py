@@ -78,7 +78,7 @@ def test_hazard_28_discrete_noise_lies_on_a_grid_and_has_the_same_scale(clip: Cl
     noise = torch.cat([g.flatten() for g in gradients(model)])
     if isinstance(clip, FlatClip):
         assert noise.std().item() == pytest.approx(2.0 * 0.7 / 4, rel=0.03)
-    with pytest.raises(ValueError, match="'gaussian' or 'float_safe', got 'laplace'"):
+    with pytest.raises(ValueError, match="noise must be one of 'gaussian', 'float_safe'; got 'laplace'"):
         plan(kind="laplace")
 
 

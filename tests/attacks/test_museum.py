@@ -334,8 +334,7 @@ def test_a_sentence_on_settings_removes_nothing_and_public_buffers_are_named() -
     model.register_buffer("steps", torch.zeros(()))
     about = hush.About(settings_from="grid search of 500 runs on this data", public_buffers=("steps",))
     text = " ".join(str(fit(model=model, run=hush.Run(about=about, progress=False)).statement).split())
-    assert "The choice of settings, if it looked at this data; nothing was charged for it." in text
-    assert "(Stated, not checked: grid search of 500 runs on this data.)" in text
+    assert "The choice of settings (stated: grid search of 500 runs on this data), if it looked at this data;" in text
     assert "What the forward pass writes into steps: declared to hold nothing of the data" in text
     assert "Everything that was computed from the records before training" in text
 

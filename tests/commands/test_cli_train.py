@@ -179,7 +179,7 @@ def test_mistakes_are_one_line_with_exit_status_2(
         ("train", "mnist", "--lot-size", 0): "--lot-size must lie in [1",
         ("train", "mnist", "--batch-size", 0): "--batch-size must lie in [1",
         ("train", f"{script}:job", "--sampling", "cyclic"): "sampling must be one of",
-        ("train", f"{script}:job", "--clip", "tight"): "--clip must be a number, or like",
+        ("train", f"{script}:job", "--clip", "tight"): "--clip must be a number from 1e-12 to 1e12, or like",
         ("train", f"{script}:job", "--noise-schedule", spoiled): "a file with a JSON list of numbers",
         ("train", f"{script}:job", "--resume"): "resume needs the folder",
         ("train", f"{script}:job", "--tensorboard"): "give Run(FOLDER)",
