@@ -135,6 +135,16 @@ def test_an_entry_that_makes_no_sense_is_refused_though_its_hash_is_right(path, 
         Ledger(path)
 
 
+@pytest.mark.parametrize("kind", ["settled", "closed"])
+def test_nobody_frees_units_that_an_earlier_owner_may_have_used(path, kind):
+    with Ledger(path) as ledger:
+        facts = [entry.fact for entry in ledger.entries()]
+    step = {"account": "run", "at": "2026-01-01T00:00:00"}
+    write_anew(path, [*facts, step | {"kind": "resumed", "owner": "0" * 32}, step | {"kind": kind, "units": 49}])
+    with pytest.raises(LedgerDamaged, match=f"{kind} 49 units of account 'run', which can be 50 to 50"):
+        Ledger(path)
+
+
 @pytest.mark.parametrize("key", ["units", "account", "distance", "upfront", "costs", "at", "data", "owner", "budget"])
 def test_a_forged_opening_is_refused(path, key):
     """S5, S10: counts are whole and not negative, names can be shown, whatever the hashes say."""
