@@ -12,10 +12,9 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import cifar_private
 import numpy as np
 import torch
-from cifar_private import Pictures, Setting, accuracy, all_views, one_view, read, seeds, to_budget
+from cifar_private import Pictures, Setting, accuracy, all_views, one_view, read, seeds, to_budget, train
 from common import summary
 from heads import Features, Head, train_heads
 from torch import Tensor, nn
@@ -53,7 +52,6 @@ class Work:
         self.device, self.out, self.half = args.device, args.out / f"{args.results}.json", args.half
         self.rows, self.clips, self.rates = args.rows, tuple(args.clips), tuple(args.rates)
         self.chosen_lots = tuple((lot, epochs) for lot, epochs in EPOCHS if lot in args.lots)
-        self.eager = False
         self.started, self.seconds = time.time(), 60 * args.minutes
         where = torch.cuda.get_device_name() if args.device.startswith("cuda") else "CPU"
         self.told: dict[str, Any] = {
@@ -72,18 +70,6 @@ class Work:
         self.told["rows"].append(row)
         self.out.write_text(json.dumps(self.told, indent=1) + "\n")
         print({key: value for key, value in row.items() if key != "tried"}, flush=True)
-
-    def train(self, model: nn.Module, setting: Setting, *args: Any, **more: Any) -> nn.Module:
-        """The model trained by the library; where a captured batch fails on this device, without capturing."""
-        before = {name: value.clone() for name, value in model.state_dict().items()}
-        if not self.eager:
-            try:
-                return cifar_private.train(model, setting, *args, **more)
-            except Exception as error:
-                self.keep({"what": "capturing failed, and the run goes on without", "error": repr(error)[:500]})
-                self.eager = True
-                model.load_state_dict(before)
-        return cifar_private.train(model, setting, *args, **more, captured=False)
 
     def lots(self) -> tuple[tuple[int, int], ...]:
         """Lot sizes with their epochs."""
@@ -105,7 +91,7 @@ def linear_rows(work: Work, tier: str, name: str, forms: dict[str, Tables], rate
         for seed in seeds(work.repetitions):
             model = nn.Linear(train_x.shape[1], 10).to(train_x.device)
             nn.init.zeros_(model.weight), nn.init.zeros_(model.bias)
-            model = work.train(model, setting, all_views(train_x[:count, None], final.train_y), count, seed=seed)
+            model = train(model, setting, all_views(train_x[:count, None], final.train_y), count, seed=seed)
             values.append(accuracy(model, test_x[:, None], final.test_y))
         others = [[row["accuracy there"], row["form"], row["setting"].lot_size, row["setting"].clip.bound,
                    row["setting"].rate] for row in tried if row["epsilon"] == eps]  # fmt: skip
@@ -239,7 +225,7 @@ def public_deeper(work: Work) -> None:
             below=share, half=work.half,
         )  # fmt: skip
         model = Upper(residual_network("backbone", folder=work.folder)).to(work.device)
-        model = work.train(
+        model = train(
             model, setting, all_views(maps[:count], y[:count]), count, seed=2016, batch=32 if work.quick else 1056
         )
         aside = accuracy(model, maps[count:], y[count:])
@@ -278,7 +264,7 @@ def paper_all(work: Work) -> None:
             epsilon=eps, lot_size=lot, epochs=epochs, examples=count, clip=1.0, rate=rate, averaging=0.9, views=views
         )
         model = paper_network(folder=work.folder).to(work.device)
-        model = work.train(model, setting, batch_of, count, seed=2016, batch=32 if work.quick else 1056)
+        model = train(model, setting, batch_of, count, seed=2016, batch=32 if work.quick else 1056)
         there = accuracy(model, aside, y[count:])
         if tried:
             found[tried] = there
@@ -303,14 +289,14 @@ def paper_tuned(work: Work) -> None:
             )
             model = paper_head(work.folder, depth).to(work.device)
             batch = one_view(x[:count], y[:count], torch.Generator(x.device).manual_seed(1))
-            model = work.train(model, setting, batch, count, seed=1)
+            model = train(model, setting, batch, count, seed=1)
             tried.append((accuracy(model, x[count:], y[count:]), depth, setting))
         there, depth, setting = max(tried, key=lambda row: row[0])
         values = []
         for seed in seeds(work.repetitions):
             model = paper_head(work.folder, depth).to(work.device)
             batch = one_view(x[:count], y[:count], torch.Generator(x.device).manual_seed(seed))
-            values.append(accuracy(work.train(model, setting, batch, count, seed=seed), test_x, test_y))
+            values.append(accuracy(train(model, setting, batch, count, seed=seed), test_x, test_y))
         row = {"tier": "public", "what": "the paper's network, convolutions frozen", "epsilon": eps}
         row |= {"layers trained": depth + 1, "accuracy set aside": there} | summary(values)
         row |= {"setting": setting.plain(), "tried": [[a, d + 1, s.rate] for a, d, s in tried]}
@@ -337,7 +323,7 @@ def paper_top(work: Work) -> None:
             )
             model = paper_network(folder=work.folder)[CONVOLUTIONS + 2 :].to(work.device)
             batch = one_view(x[:count], pictures.train_y[:count], torch.Generator(x.device).manual_seed(2016))
-            model = work.train(model, setting, batch, count, seed=2016)
+            model = train(model, setting, batch, count, seed=2016)
             tried[rate] = accuracy(model, x[count:], pictures.train_y[count:])
             if tried[rate] == max(tried.values()):
                 best, test = setting, accuracy(model, test_x, pictures.test_y)
@@ -369,7 +355,7 @@ def scratch_small(work: Work) -> None:
             torch.manual_seed(2016)
             model = scattering_head(channels=243, side=8, widths=(64, 64), groups=None).to(work.device)
             batch = all_views(maps[:count], y[:count])
-            model = work.train(model, setting, batch, count, seed=2016, batch=64 if work.quick else None)
+            model = train(model, setting, batch, count, seed=2016, batch=64 if work.quick else None)
             aside = accuracy(model, maps[count:], y[count:])
             if eps == 3.0:
                 found[rate] = aside

@@ -95,7 +95,6 @@ def train(
     seed: int,
     batch: int | None = None,
     at: Callable[[int, nn.Module], None] | None = None,
-    captured: bool = True,
 ) -> nn.Module:
     """The model after Algorithm 1 by the library (`Private`), its parameters averaged if the setting says so.
 
@@ -104,37 +103,29 @@ def train(
     """
     device = next(model.parameters()).device
     optimizer = optimizer_of(model, setting)
-    lots = PoissonLots(examples, setting.lot_size)
+    lots = PoissonLots(examples=examples, lot_size=setting.lot_size)
     plan = Plan(lots=lots, steps=setting.steps, clip=setting.clip, noise_multiplier=setting.noise)
-    private = Private(model, plan, seed=seed)
     average = Average(model, setting.averaging) if setting.averaging else None
     views = setting.views
 
-    def losses_of(x: Tensor, y: Tensor) -> Tensor:
-        with torch.autocast(device.type, dtype=torch.bfloat16, enabled=setting.half):
+    def losses_of(model: nn.Module, x: Tensor, y: Tensor) -> Tensor:
+        with torch.autocast(x.device.type, dtype=torch.bfloat16, enabled=setting.half):
             out = model(x if views == 1 else x.flatten(0, 1))
-        return F.cross_entropy(out.float(), y.repeat_interleave(views), reduction="none")
+        losses = F.cross_entropy(out.float(), y.repeat_interleave(views), reduction="none")
+        return losses if views == 1 else losses.unflatten(0, (-1, views))
 
-    run = private.capture(losses_of, copies=views) if captured else None
     size = batch or -(-(setting.lot_size + 6 * int(setting.lot_size**0.5) + 8) // 8) * 8
-    for step, lot in enumerate(private.lots(), 1):
-        if run is None:
-            for index in lot.batches(size):
-                private.backward(losses_of(*batch_of(index.to(device))), copies=views)
-        elif device.type == "cuda":
-            for index, mask in lot.batches(size, pad=True):
-                run(*batch_of(index.to(device)), mask=mask.to(device))
-        else:
-            for index in lot.batches(size):
-                run(*batch_of(index))
-        private.step(optimizer)
-        if average is not None:
-            average.update()
-        for group in optimizer.param_groups:
-            group["lr"] = group["first"] * (1 - (1 - setting.fall) * step / setting.steps)
-        if at is not None:
-            at(step, model)
-    private.detach()
+    with Private(model, plan, losses_of, seed=seed) as private:
+        for step, lot in enumerate(private.lots(), 1):
+            for ticket in lot.batches(size):
+                private.add(ticket, *batch_of(ticket.index.to(device)))
+            private.step(optimizer)
+            if average is not None:
+                average.update()
+            for group in optimizer.param_groups:
+                group["lr"] = group["first"] * (1 - (1 - setting.fall) * step / setting.steps)
+            if at is not None:
+                at(step, model)
     if average is not None:
         with average.applied():
             return copy.deepcopy(model)

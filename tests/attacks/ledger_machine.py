@@ -30,10 +30,10 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
-from attacks import ledger_worker
-from attacks.ledger_worker import CAP, FAULTS, SLICE, UNIT, UNITS
 from support.forgetful import Content
 
+from attacks import ledger_worker
+from attacks.ledger_worker import CAP, FAULTS, SLICE, UNIT, UNITS
 from hush.accounting import epsilon
 from hush.ledger import Head, Ledger, LedgerError
 
@@ -295,6 +295,7 @@ class History:
     def damage(self) -> None:
         """A file that was cut short or changed is refused, or its balance is that of the sound one."""
         self.wait()
+        self.check()  # an entry of a killed process, which nobody has seen, may go; from now on it has been seen
         process, broken = self._idle(), bytearray(self.path.read_bytes())
         if process is None:
             return

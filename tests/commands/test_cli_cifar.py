@@ -8,7 +8,7 @@ import pytest
 import torch
 from support.command_line import call
 
-from hush.commands import recipe_job as recipes_of_train
+import hush.recipes
 from hush.recipes import cifar10, data
 
 
@@ -19,18 +19,18 @@ def few(monkeypatch: pytest.MonkeyPatch) -> None:
     y = torch.arange(60) % 2
     x = torch.randint(60, (60, 3, 32, 32), generator=generator, dtype=torch.uint8)
     x[:, 0] += (120 * y[:, None, None]).to(torch.uint8)
-    images = data.Images(x, y, x[:20], y[:20], 10)
+    images = data.Images(x, y, x[:20].flip(3), y[:20], 10)
     monkeypatch.setattr(data, "load", lambda name: images if name == "cifar10" else None)
     monkeypatch.setattr(
-        recipes_of_train, "cifar10", lambda tier, epsilon: replace(cifar10(tier, epsilon=epsilon), set_aside=10)
+        hush.recipes, "cifar10", lambda tier, epsilon: replace(cifar10(tier, epsilon=epsilon), set_aside=10)
     )
 
 
 @pytest.mark.usefixtures("few")
 def test_the_scratch_recipe_trains_on_what_is_not_set_aside(capfd: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     code, out, err = call(
-        capfd, "train", "cifar10", "--tier", "scratch", "--epsilon", 2, "--delta", 1e-3, "--lot", 10, "--epochs", 2,
-        "--device", "cpu", "--out", tmp_path / "run", "--json",
+        capfd, "train", "cifar10", "--tier", "scratch", "--epsilon", 2, "--delta", 1e-3, "--lot-size", 10,
+        "--epochs", 2, "--device", "cpu", "--out", tmp_path / "run", "--json",
     )  # fmt: skip
     assert code == 0, err
     summary = json.loads(out.splitlines()[-1])

@@ -10,7 +10,7 @@ import torch
 from ledger.kill_test import CAP, SLICE, UNIT
 from support.forgetful import forgetful_disk, watched
 
-from hush.ledger import Ledger, LedgerUnwritable, checkpoints, ledger_file
+from hush.ledger import Ledger, LedgerDamaged, LedgerUnwritable, checkpoints, ledger_file
 
 UNITS = 400
 
@@ -87,6 +87,20 @@ def test_what_is_shown_to_anybody_is_durable(tmp_path, monkeypatch, how):
         disk.image(tmp_path, tmp_path / "image", chance=None)
     (tmp_path / "image" / "data.hush-head").unlink()
     Ledger(tmp_path / "image" / "data.hush", seen=other.head()).close()
+
+
+def test_a_head_that_a_power_cut_lost_is_written_again_at_the_opening(tmp_path):
+    """Or a later cut through the last entry would look like an entry that never counted."""
+    with forgetful_disk() as disk, Ledger(tmp_path / "data.hush", budget=CAP) as ledger:
+        ledger.open_account("run", budget=SLICE, units=[(UNIT, UNITS)]).take()
+        disk.image(tmp_path, tmp_path / "image", chance=None)
+    path = tmp_path / "image" / "data.hush"
+    path.with_name("data.hush-head").unlink()
+    with Ledger(path) as ledger:
+        assert ledger.accounts()[0].spent == 16
+    os.truncate(path, path.stat().st_size - 9)
+    with pytest.raises(LedgerDamaged, match="breaks off, or was changed, after entry 2"):
+        Ledger(path)
 
 
 def test_new_ledger_is_durable_before_it_is_used(tmp_path, monkeypatch):

@@ -8,7 +8,7 @@ import sqlite3
 import pytest
 
 from hush.accounting import Budget, Gaussian
-from hush.cli import main
+from hush.commands.app import main
 from hush.ledger import (
     Head,
     Ledger,
@@ -132,6 +132,16 @@ def test_an_entry_that_makes_no_sense_is_refused_though_its_hash_is_right(path, 
         facts = [entry.fact for entry in ledger.entries()]
     write_anew(path, [*facts, {"account": "run", "units": 60, "at": "2026-01-01T00:00:00"} | wrong])
     with pytest.raises(LedgerDamaged, match=f"entry 5 to make sense; came .*{words}"):
+        Ledger(path)
+
+
+@pytest.mark.parametrize("kind", ["settled", "closed"])
+def test_nobody_frees_units_that_an_earlier_owner_may_have_used(path, kind):
+    with Ledger(path) as ledger:
+        facts = [entry.fact for entry in ledger.entries()]
+    step = {"account": "run", "at": "2026-01-01T00:00:00"}
+    write_anew(path, [*facts, step | {"kind": "resumed", "owner": "0" * 32}, step | {"kind": kind, "units": 49}])
+    with pytest.raises(LedgerDamaged, match=f"{kind} 49 units of account 'run', which can be 50 to 50"):
         Ledger(path)
 
 

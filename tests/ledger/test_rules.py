@@ -176,6 +176,10 @@ def test_noise_that_is_not_exact_must_fit_its_slice_and_is_in_what_is_stated(tmp
             assert other.accounts()[1].distance == distance
         both = 20 / math.sqrt(18)
         assert inexact_epsilon(both, 1.9e-6, distance) <= ledger.spent(delta=1.9e-6).upper < 2, "by the odometer"
+        with Ledger(tmp_path / "exact", create=True) as exact_ledger:
+            for name in "ab":
+                exact_ledger.open_account(name, budget=roomy, **plan)
+            assert exact_ledger.spent(delta=1.9e-6).upper < ledger.spent(delta=1.9e-6).upper
         for wrong in (-1e-9, 1.0, math.nan):
             with pytest.raises(LedgerMismatch, match="a distance in total variation"):
                 ledger.open_account("c", budget=roomy, distance=wrong, **plan)

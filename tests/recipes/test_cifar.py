@@ -11,7 +11,7 @@ from torch import nn
 from torch.nn import functional as F
 
 import hush.recipes
-from hush.pca import ProjectionLayer
+from hush.noise.pca import ProjectionLayer
 from hush.recipes.cifar import SCALE, SET_ASIDE, TIERS, Cifar10
 from hush.recipes.features.pretrained import (
     FOLDER,

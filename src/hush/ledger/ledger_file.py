@@ -41,6 +41,9 @@ class LedgerFile:
                     if self._writable:
                         locks.require_working(self._descriptor, path)
                     self._make_durable()
+                    if self._writable and max(self._heads()) < self.balances.head:  # lost by a kill or a power cut
+                        with suppress(OSError):  # a full disk: a ledger can still be looked at
+                            self._write_head(self.balances.head)
                 witness.check(path, self.name, self.balances.head, self.hash_at)
             except BaseException:
                 self.close()
@@ -162,14 +165,20 @@ class LedgerFile:
         self._last, self._end = self._end, self._end + length
 
     def _must_hold_heads(self) -> None:
-        raw = [os.pread(self._descriptor, file_format.HEAD_LENGTH, file_format.slot(number)) for number in (0, 1)]
-        seen = [head for head in map(file_format.parsed_head, raw) if head is not None]
+        seen = self._heads()
         if not seen or any(self.hash_at(head.sequence) != head.hash for head in seen):
             raise LedgerDamaged(
                 f"an unbroken chain of {max((head.sequence for head in seen), default=1)} entries or more",
                 f"a file that breaks off, or was changed, after entry {self.balances.head.sequence}",
                 _DO_RESTORE,
             )
+
+    def _heads(self) -> list[Head]:
+        raw = [os.pread(self._descriptor, file_format.HEAD_LENGTH, file_format.slot(number)) for number in (0, 1)]
+        return [head for head in map(file_format.parsed_head, raw) if head is not None]
+
+    def _write_head(self, head: Head) -> None:
+        _write_all(self._descriptor, file_format.head_line(head), file_format.slot(head.sequence % 2))
 
     def _write(self, entry: Entry) -> None:
         if self._torn:
@@ -184,7 +193,7 @@ class LedgerFile:
 
     def _show_head(self, head: Head) -> None:
         """Into the file, and into the witness beside it."""
-        _write_all(self._descriptor, file_format.head_line(head), file_format.slot(head.sequence % 2))
+        self._write_head(head)
         if self._at_its_path():  # it was, a moment ago
             witness.advance(self.path, self.name, head)
 

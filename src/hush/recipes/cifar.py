@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from hush.pca import ProjectionLayer
+from hush.noise.pca import ProjectionLayer
 from hush.recipes.features.pretrained import (
     FOLDER,
     Directions,
@@ -81,6 +81,13 @@ class Cifar10(Recipe):
         nn.init.zeros_(linear.weight)
         nn.init.zeros_(linear.bias)
         return linear
+
+    @property
+    def public_data(self) -> str:
+        """Of the public tier CIFAR-100: photographs that were published for research."""
+        if "backbone" not in self.maps:
+            return ""
+        return "CIFAR-100, published for research: a network learnt from it, whose weights come with the package"
 
     @property
     def loss(self) -> Callable[..., Tensor]:
