@@ -229,7 +229,7 @@ figures published for CIFAR-100 as public data had clean ones.
 
 | part | command | on |
 |---|---|---|
-| weights | `python experiments/cifar_pretrain.py --out FOLDER` (`results/cifar_pretrain.json` has the parts) | NVIDIA H200 |
+| weights | `python experiments/cifar_pretrain.py --out FOLDER` (see its JSON) | NVIDIA H200 |
 | figure 6 | `python experiments/fig6_cifar.py --minutes 7.2` | NVIDIA H200 |
 | tiers | `python experiments/cifar_best.py --half` | NVIDIA H200 |
 | residual network frozen | `python experiments/cifar_heads.py --rows FOLDER` | CPU; features from the H200 |
