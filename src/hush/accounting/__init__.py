@@ -8,14 +8,18 @@ from hush.accounting.events import (
     NOTHING,
     Allocated,
     Composed,
+    Either,
     Event,
     Gaussian,
     Grouped,
     Laplace,
     PoissonSampled,
     PureDP,
+    Selected,
     Shuffled,
+    Split,
     compose,
+    either,
     from_dict,
     grouped,
     parts_of,
@@ -23,6 +27,7 @@ from hush.accounting.events import (
 )
 from hush.accounting.filters import BudgetExceeded, Filter, Odometer
 from hush.accounting.moments import MomentsAccountant
+from hush.accounting.selection import Trials
 
 __all__ = [
     "ACCOUNTANTS",
@@ -35,6 +40,7 @@ __all__ = [
     "Budget",
     "BudgetExceeded",
     "Composed",
+    "Either",
     "Event",
     "Filter",
     "Gaussian",
@@ -44,10 +50,14 @@ __all__ = [
     "Odometer",
     "PoissonSampled",
     "PureDP",
+    "Selected",
     "Shuffled",
+    "Split",
+    "Trials",
     "calibrate",
     "compose",
     "delta",
+    "either",
     "epsilon",
     "from_dict",
     "grouped",

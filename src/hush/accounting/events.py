@@ -10,6 +10,8 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, fields
 from typing import Any, ClassVar
 
+from hush.accounting.selection import Trials
+
 ADJACENCY = "zero-out"
 
 
@@ -108,6 +110,53 @@ class Shuffled(Event):
 
 
 @dataclass(frozen=True)
+class Selected(Event):
+    """The event run a random number of times, only the best result released (`hush.tuning`).
+
+    `rule`, `mean` and `shape` say how the number of runs is drawn: see `selection.Trials`. The number itself, and
+    every result but the best one, must stay unknown.
+    """
+
+    event: Event
+    rule: str
+    mean: float
+    shape: float = 1.0
+
+    def __post_init__(self) -> None:
+        Trials(self.rule, self.mean, self.shape)  # refuses what is no law
+
+    @property
+    def trials(self) -> Trials:
+        """The law of the number of runs."""
+        return Trials(self.rule, self.mean, self.shape)
+
+
+@dataclass(frozen=True)
+class Either(Event):
+    """One of two mechanisms, chosen without a look at the data (at random, say): never dearer than the dearer one."""
+
+    first: Event
+    second: Event
+
+
+@dataclass(frozen=True)
+class Split(Event):
+    """The data divided at random: every record enters the first mechanism with probability share, or else the second.
+
+    The second may depend on the result of the first. A record takes part in one of them, so delta is the weighted
+    mean of their deltas at every epsilon (Koskela and Kulkarni 2023, their first variant).
+    """
+
+    share: float
+    first: Event
+    second: Event
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.share <= 1:
+            raise ValueError(f"share must lie in [0, 1], got {self.share!r}")
+
+
+@dataclass(frozen=True)
 class Grouped(Event):
     """The same event seen by a group: the guarantee for `size` correlated records changed together."""
 
@@ -116,7 +165,7 @@ class Grouped(Event):
 
     def __post_init__(self) -> None:
         _whole("size", self.size)
-        if isinstance(self.event, Grouped | Composed):
+        if isinstance(self.event, Grouped | Composed | Selected | Either | Split):
             raise ValueError(f"Grouped holds one mechanism, got {type(self.event).__name__}; use events.grouped(...)")
 
 
@@ -151,7 +200,32 @@ def grouped(event: Event, size: int) -> Event:
     >>> grouped(Gaussian(4.0) * 2, 3)
     Composed(parts=((Grouped(size=3, event=Gaussian(noise_multiplier=4.0)), 2),))
     """
-    return compose((part if size == 1 else Grouped(size, part), count) for part, count in parts_of(event))
+    return compose((part if size == 1 else _grouped(part, size), count) for part, count in parts_of(event))
+
+
+def _grouped(part: Event, size: int) -> Event:
+    match part:
+        case Selected(inner, rule, mean, shape):  # the same selection among trials that a group sees
+            return Selected(grouped(inner, size), rule, mean, shape)
+        case Either(first, second):
+            return Either(grouped(first, size), grouped(second, size))
+        case Split(_, first, second):  # the group's records may enter both
+            return grouped(first, size) + grouped(second, size)
+        case PoissonSampled(_, Selected() as inner):
+            return _grouped(inner, size)
+    return Grouped(size, part)
+
+
+def either(events: Iterable[Event]) -> Event:
+    """One of these events, chosen without a look at the data.
+
+    >>> either([Gaussian(4.0), Gaussian(4.0)])
+    Gaussian(noise_multiplier=4.0)
+    """
+    first, *others = dict.fromkeys(events)
+    for other in others:
+        first = Either(first, other)
+    return first
 
 
 def to_dict(event: Event) -> dict[str, Any]:
@@ -169,7 +243,8 @@ def from_dict(values: Mapping[str, Any]) -> Event:
     True
     """
     kinds: dict[str, Any] = {
-        kind.__name__: kind for kind in (Gaussian, Laplace, PureDP, PoissonSampled, Allocated, Shuffled, Grouped)
+        kind.__name__: kind
+        for kind in (Gaussian, Laplace, PureDP, PoissonSampled, Allocated, Shuffled, Selected, Either, Split, Grouped)
     }
     name = values.get("kind")
     if name == "Composed":
@@ -190,5 +265,6 @@ def _whole(name: str, value: int) -> None:
 
 
 def _single(outer: str, event: Event) -> None:
-    if not isinstance(event, Gaussian | Laplace | PureDP):
+    kinds = Gaussian | Laplace | PureDP | (Selected if outer == "PoissonSampled" else PureDP)
+    if not isinstance(event, kinds):
         raise ValueError(f"{outer} holds one Gaussian, Laplace or PureDP mechanism, got {type(event).__name__}")

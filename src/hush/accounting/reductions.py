@@ -2,7 +2,21 @@
 
 import math
 
-from hush.accounting.events import Allocated, Event, Gaussian, Grouped, Laplace, PoissonSampled, PureDP, Shuffled
+from hush.accounting import selection
+from hush.accounting.events import (
+    Allocated,
+    Either,
+    Event,
+    Gaussian,
+    Grouped,
+    Laplace,
+    PoissonSampled,
+    PureDP,
+    Selected,
+    Shuffled,
+    Split,
+    parts_of,
+)
 
 Mechanism = Gaussian | Laplace | PureDP
 
@@ -64,18 +78,33 @@ def pure_epsilon(event: Event) -> float:
     >>> pure_epsilon(Laplace(2.0)), pure_epsilon(Gaussian(2.0))
     (0.5, inf)
     """
+    match event:
+        case Selected(inner):
+            return selection.pure_epsilon(pure_total(inner), event.trials)
+        case Either(first, second) | Split(_, first, second):
+            return max(pure_total(first), pure_total(second))
+        case PoissonSampled(rate, Selected() as inner):
+            return _sampled_pure(rate, pure_epsilon(inner))
     match coarse(event):
         case PureDP(epsilon):
             return epsilon
         case Laplace(noise):
             return 1 / noise
         case PoissonSampled(rate, inner):
-            epsilon = pure_epsilon(inner)
-            if rate == 0:
-                return 0.0
-            # ln(1 + q (e^eps - 1)), written so that a large eps does not overflow.
-            return math.log1p(rate * math.expm1(epsilon)) if epsilon < 700 else epsilon
+            return _sampled_pure(rate, pure_epsilon(inner))
     return math.inf
+
+
+def pure_total(event: Event) -> float:
+    """Basic composition of what is known with delta = 0: the limit of infinite order. Rounded up."""
+    return math.fsum(count * pure_epsilon(part) for part, count in parts_of(event)) * (1 + 1e-12)
+
+
+def _sampled_pure(rate: float, epsilon: float) -> float:
+    if rate == 0:
+        return 0.0
+    # ln(1 + q (e^eps - 1)), written so that a large eps does not overflow.
+    return math.log1p(rate * math.expm1(epsilon)) if epsilon < 700 else epsilon
 
 
 def _scaled(mechanism: Mechanism, size: int) -> Mechanism:

@@ -13,11 +13,23 @@ import numpy as np
 from scipy.optimize import minimize_scalar
 from scipy.special import gammaln
 
-from hush.accounting import allocation
+from hush.accounting import allocation, selection
 from hush.accounting import likelihood_ratios as losses
 from hush.accounting.bounds import Bounds
-from hush.accounting.events import Allocated, Event, Gaussian, Grouped, Laplace, PoissonSampled, PureDP, parts_of
-from hush.accounting.reductions import Mechanism, coarse, pure_epsilon, refuse, require_delta, require_epsilon
+from hush.accounting.events import (
+    Allocated,
+    Either,
+    Event,
+    Gaussian,
+    Grouped,
+    Laplace,
+    PoissonSampled,
+    PureDP,
+    Selected,
+    Split,
+    parts_of,
+)
+from hush.accounting.reductions import Mechanism, coarse, pure_total, refuse, require_delta, require_epsilon
 
 # The optimiser walks ln(order - 1) over this range; beyond it nothing is gained for any delta >= 1e-300.
 _LOWEST, _HIGHEST = math.log(1e-8), math.log(1e10)
@@ -33,13 +45,13 @@ def epsilon(event: Event, *, delta: float) -> Bounds:
     """
     require_delta(delta)
     found = _least(lambda order: epsilon_at(order, divergence(event, order), delta=delta))
-    return Bounds(0.0, min(max(found, 0.0), _pure_total(event)))
+    return Bounds(0.0, min(max(found, 0.0), pure_total(event)))
 
 
 def delta(event: Event, *, epsilon: float) -> Bounds:
     """An upper bound on delta at this epsilon; at most 1."""
     require_epsilon(epsilon)
-    if _pure_total(event) <= epsilon:
+    if pure_total(event) <= epsilon:
         return Bounds(0.0, 0.0)
     found = _least(lambda order: log_delta_at(order, divergence(event, order), epsilon=epsilon))
     return Bounds(0.0, min(1.0, max(math.exp(min(found, 0.0)), math.ulp(0.0))))
@@ -96,7 +108,35 @@ def _log_moment(event: Event, order: float) -> float:
             return min(unamplified, allocation.log_moment(steps, _whole_moments(inner), inner, order))
         case Grouped(size, PoissonSampled(rate, Gaussian(noise))) if 0 < rate < 1:
             return min(_of_simple(coarse(event), order), _of_group(size, rate, noise, order))
+        case Selected():
+            return (order - 1) * min(_of_selection(event, order), pure_total(event))
+        case Either(first, second):
+            return max(_log_total(first, order), _log_total(second, order))
+        case Split(share, first, second):  # a mixture against one law: moments are convex in it
+            return _mixed(share, _log_total(first, order), _log_total(second, order))
+        case PoissonSampled(rate, Selected() as inner):
+            return _mixed(rate, _log_moment(inner, order), 0.0)
     return _of_simple(coarse(event), order)
+
+
+def _log_total(event: Event, order: float) -> float:
+    return (order - 1) * divergence(event, order)
+
+
+def _mixed(share: float, first: float, second: float) -> float:
+    """ln(share e^first + (1 - share) e^second)."""
+    with np.errstate(divide="ignore"):
+        return float(np.logaddexp(np.log(share) + first, np.log1p(-share) + second))
+
+
+@lru_cache(maxsize=4096)
+def _of_selection(event: Selected, order: float) -> float:
+    """The Renyi divergence of a selection at this order."""
+
+    def log_delta(epsilon: float) -> float:
+        return _least(lambda order: log_delta_at(order, divergence(event.event, order), epsilon=epsilon))
+
+    return selection.renyi_divergence(lambda order: divergence(event.event, order), log_delta, event.trials, order)
 
 
 @lru_cache(maxsize=100_000)
@@ -158,11 +198,6 @@ def _of_randomised_response(epsilon: float, order: float) -> float:
 @lru_cache(maxsize=256)
 def _whole_moments(mechanism: Mechanism) -> tuple[float, ...]:
     return (0.0, 0.0, *(_of_simple(mechanism, float(n)) for n in range(2, allocation.HIGHEST_ORDER + 1)))
-
-
-def _pure_total(event: Event) -> float:
-    """Basic composition of what is known with delta = 0: the limit of infinite order."""
-    return math.fsum(count * pure_epsilon(part) for part, count in parts_of(event)) * (1 + 1e-12)
 
 
 def _log1p_exp(log_excess: float) -> float:

@@ -71,6 +71,30 @@ def of_mechanism(mechanism: Gaussian | Laplace | PureDP) -> Curve:
             return replace(response, anchor=-epsilon, lattice=2 * epsilon)
 
 
+def of_profile(profile: Callable[[Array], Array], *, top: float, points: int = 600) -> Curve:
+    """The pair of a mechanism of which only upper bounds on delta are known, valid in both directions.
+
+    The true curve is convex in e^epsilon, so the chords through upper bounds lie above it; beyond `top` the last bound
+    stays.
+    """
+    knots = np.linspace(0.0, top, points)
+    deltas = np.minimum.accumulate(profile(knots))
+
+    def call(epsilons: Array) -> Evaluated:
+        right = np.clip(np.searchsorted(knots, epsilons, side="right"), 1, points - 1)
+        low, high = knots[right - 1], knots[right]
+        share = np.clip(np.expm1(np.minimum(epsilons, high) - low) / np.expm1(high - low), 0.0, 1.0)
+        value = (1 - share) * deltas[right - 1] + share * deltas[right]
+        return value, _FEW * value
+
+    return _mirrored(call)
+
+
+def nothing() -> Curve:
+    """The pair of a mechanism that says nothing: a lower bound for any."""
+    return _mirrored(lambda epsilons: (np.zeros_like(epsilons), np.zeros_like(epsilons)))
+
+
 def sampled(base: Curve, rate: float) -> Curve:
     """The curve after Poisson sampling: R becomes 1 - rate + rate R, so calls and puts scale by the rate.
 

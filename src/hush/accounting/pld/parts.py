@@ -1,24 +1,36 @@
 """Which curves an event stands for: the one place where the PLD accountant reads events."""
 
 import math
+from collections.abc import Callable
+from functools import lru_cache
 
+import numpy as np
+
+from hush.accounting import renyi, selection
 from hush.accounting.events import (
     Allocated,
+    Either,
     Event,
     Gaussian,
     Grouped,
     Laplace,
     PoissonSampled,
     PureDP,
+    Selected,
     Shuffled,
+    Split,
     parts_of,
 )
 from hush.accounting.pld import curves
 from hush.accounting.pld.allocated import allocated
-from hush.accounting.pld.curves import Curve
+from hush.accounting.pld.curves import Array, Curve
 from hush.accounting.pld.group import group
-from hush.accounting.pld.query import Part
-from hush.accounting.reductions import coarse, refuse
+from hush.accounting.pld.query import Part, profile
+from hush.accounting.reductions import coarse, pure_total, refuse
+
+_KNOTS = 200
+_LEAST_DELTA = 1e-30
+_FARTHEST = 512.0
 
 
 def parts_of_event(event: Event, *, delta: float) -> list[Part]:
@@ -94,6 +106,54 @@ def _curve(mechanism: Event, delta: float) -> tuple[Curve, Curve] | None:
         case Allocated(lots, Gaussian() | Laplace() | PureDP() as inner):
             base = _curve(inner, delta)
             return None if base is None else allocated(base[0], lots, delta=delta)
+        case Selected() | Either() | Split():
+            return _bounded_only(mechanism, delta), curves.nothing()
+        case PoissonSampled(rate, Selected() as inner):
+            return curves.sampled(_bounded_only(inner, delta), rate), curves.nothing()
         case _:
             raise refuse(mechanism)
     return curve, curve
+
+
+def _bounded_only(mechanism: Selected | Either | Split, delta: float) -> Curve:
+    """A curve from upper bounds on delta, which hold in both directions."""
+    least = 10.0 ** math.floor(math.log10(max(1e-7 * delta, _LEAST_DELTA)))
+    profile = _profile_of(mechanism, least)
+    return curves.of_profile(profile, top=_end(lambda loss: float(profile(np.array([loss]))[0]), least))
+
+
+@lru_cache(maxsize=64)
+def _profile_of(event: Event, least: float) -> Callable[[Array], Array]:
+    """Upper bounds on the event's delta at losses >= 0, resolved where delta is above `least`."""
+    match event:
+        case Selected(inner):
+            least /= 1e3 * max(1.0, event.mean)
+            losses = np.linspace(0.0, _end_of(inner, least), _KNOTS)
+            return selection.selected(selection.Profile(losses, _profile_of(inner, least)(losses)), event.trials)
+        case Either(first, second):
+            one, other = _profile_of(first, least), _profile_of(second, least)
+            return lambda losses: np.maximum(one(losses), other(losses))
+        case Split(share, first, second):
+            one, other = _profile_of(first, least), _profile_of(second, least)
+            return lambda losses: (share * one(losses) + (1 - share) * other(losses)) * (1 + 1e-12)
+    parts = parts_of_event(event, delta=least)
+    if not parts:
+        return np.zeros_like
+    losses = np.linspace(0.0, _end_of(event, least), _KNOTS)
+    return selection.Profile(losses, profile(parts, losses)).at
+
+
+def _end_of(event: Event, least: float) -> float:
+    """A loss beyond which delta is at most `least`, by Renyi's quick bound; or what the event costs with delta = 0."""
+    return min(_end(lambda loss: renyi.delta(event, epsilon=loss).upper, least), max(pure_total(event), 1e-9))
+
+
+def _end(delta_at: Callable[[float], float], least: float) -> float:
+    """A loss at which delta is at most `least`, or a very large one."""
+    low, high = 0.0, 1.0
+    while high < _FARTHEST and delta_at(high) > least:
+        low, high = high, 2 * high
+    while high - low > 0.01 * high and high > 1e-9:
+        middle = (low + high) / 2
+        low, high = (middle, high) if delta_at(middle) > least else (low, middle)
+    return high

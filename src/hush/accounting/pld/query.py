@@ -15,6 +15,7 @@ from hush.accounting.pld.jumps import Split, split
 RELATIVE, ABSOLUTE = 1e-3, 1e-4  # the interval aimed at: 0.1 % of epsilon, or 1e-4
 _SMALLEST = 1e-290
 _ROUNDS = 5
+_TILTS = 16  # compositions from which a whole profile is read
 
 
 @dataclass(frozen=True)
@@ -49,6 +50,31 @@ def delta(parts: Sequence[Part], epsilon: float) -> Interval:
     if _symmetric(parts) or _largest_reversed_loss(parts) <= epsilon:
         return forward
     return _larger(forward, _delta([part.reversed() for part in parts], epsilon))
+
+
+def profile(parts: Sequence[Part], losses: Array) -> Array:
+    """Upper bounds on delta at all these losses >= 0 (rising), the larger of both directions, from few compositions."""
+    upper = _profile(parts, losses)
+    if _symmetric(parts):
+        return upper
+    return np.maximum(upper, _profile([part.reversed() for part in parts], losses))
+
+
+def _profile(parts: Sequence[Part], losses: Array) -> Array:
+    if len(parts) == 1 and parts[0].count == 1:
+        value, error = parts[0].above.call(losses)
+        return np.minimum(value + error, 1.0)
+    atoms = _atoms(parts, 1e-30)
+    upper = np.ones(len(losses))
+    for at in np.linspace(0.0, float(losses[-1]), _TILTS):
+        saddle = pilot.saddle_for_epsilon(atoms, float(at))
+        target = math.exp(max(min(saddle.log_delta, 0.0), -660.0))
+        tail = _tails(parts, atoms, saddle, _Aim(target, 0.1 * RELATIVE / (saddle.tilt + 1), 8.0)).above
+        near = np.abs(losses - at) <= 1.01 * float(losses[-1]) / (_TILTS - 1)
+        for place in np.flatnonzero(near):
+            bound = tail.delta(max(0.0, float(losses[place]) - tail.blur))[1]
+            upper[place] = min(upper[place], bound)
+    return upper
 
 
 def _symmetric(parts: Sequence[Part]) -> bool:
