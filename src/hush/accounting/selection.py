@@ -7,7 +7,7 @@ falls in t. On the neighbouring data the same output has a share t' above it, an
 
     t' <= e^a t + delta(a)   for every a, negative ones included.
 
-Hence h(t) / h(t') <= e^rho(t), and where g is the density of the neighbour's trial against Q, the selection's profile is
+Hence h(t) / h(t') <= e^rho(t), and with g the density of the neighbour's trial against Q, the selection's profile is
 
     delta_selected(epsilon) <= integral of h(t) [1 - e^(epsilon - rho(t)) g(t)]+ dt.
 
