@@ -4,7 +4,7 @@ import sys
 
 import typer
 
-from hush.commands import accounting, ledger, report, train
+from hush.commands import accounting, ledger, plan, report, train, tune
 
 app = typer.Typer(
     name="hush",
@@ -14,6 +14,8 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
 )
 train.mount(app)
+tune.mount(app)
+plan.mount(app)
 report.mount(app)
 accounting.mount(app)
 ledger.mount(app)

@@ -1,6 +1,6 @@
 """What was done to the data -> epsilon. Numbers only: numpy and scipy, no data, no randomness."""
 
-from hush.accounting import calibrate, moments, pld, renyi, strong
+from hush.accounting import calibrate, moments, planner, pld, renyi, strong
 from hush.accounting.accountants import ACCOUNTANTS, NOT_VALID, Accountant, delta, epsilon
 from hush.accounting.bounds import Bounds, Budget, rounded_up
 from hush.accounting.events import (
@@ -63,6 +63,7 @@ __all__ = [
     "grouped",
     "moments",
     "parts_of",
+    "planner",
     "pld",
     "renyi",
     "rounded_up",

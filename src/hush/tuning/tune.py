@@ -60,8 +60,8 @@ def tune(
     "pay-for-each" every setting is run once, all results are kept in folder/trials, and each one is paid for.
 
     `mean` is the mean number of trials (by default the number of settings), `rule` and `shape` its law
-    (`hush.accounting.Trials`). A tuning that was killed goes on with resume=True; a trial that was cut short then is run
-    again from its beginning, since nobody has seen anything of it. A trial that ends by itself, however badly, is over.
+    (`hush.accounting.Trials`). A tuning that was killed goes on with resume=True; a trial that was cut short by that is
+    run again from its beginning, since nobody has seen anything of it. A trial that fails by itself is over.
 
     Who can see how many trials ran, or how long it took, knows more than the guarantee covers: keep both to yourself.
     `trial_of` is called in the process of each trial, and here to read the plans: it must be importable.

@@ -35,6 +35,7 @@ class Curve:
     symmetric: bool
     anchor: float = 0.0
     floor: float = 0.0  # values below this are not resolved
+    silent: bool = False  # a lower bound that says nothing
     lattice: float = 0.0  # if positive: losses are the anchor plus multiples of this, and a grid should hold them all
 
     def reversed(self) -> "Curve":
@@ -92,7 +93,7 @@ def of_profile(profile: Callable[[Array], Array], *, top: float, points: int = 6
 
 def nothing() -> Curve:
     """The pair of a mechanism that says nothing: a lower bound for any."""
-    return _mirrored(lambda epsilons: (np.zeros_like(epsilons), np.zeros_like(epsilons)))
+    return replace(_mirrored(lambda epsilons: (np.zeros_like(epsilons), np.zeros_like(epsilons))), silent=True)
 
 
 def sampled(base: Curve, rate: float) -> Curve:

@@ -127,7 +127,7 @@ def _profile_of(event: Event, least: float) -> Callable[[Array], Array]:
     """Upper bounds on the event's delta at losses >= 0, resolved where delta is above `least`."""
     match event:
         case Selected(inner):
-            least /= 1e3 * max(1.0, event.mean)
+            least = 1e-3 * 1e3 ** math.floor(math.log(least / max(1.0, event.mean), 1e3))  # shared by similar questions
             losses = np.linspace(0.0, _end_of(inner, least), _KNOTS)
             return selection.selected(selection.Profile(losses, _profile_of(inner, least)(losses)), event.trials)
         case Either(first, second):

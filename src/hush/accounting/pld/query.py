@@ -69,7 +69,7 @@ def _profile(parts: Sequence[Part], losses: Array) -> Array:
     for at in np.linspace(0.0, float(losses[-1]), _TILTS):
         saddle = pilot.saddle_for_epsilon(atoms, float(at))
         target = math.exp(max(min(saddle.log_delta, 0.0), -660.0))
-        tail = _tails(parts, atoms, saddle, _Aim(target, 0.1 * RELATIVE / (saddle.tilt + 1), 8.0)).above
+        tail = _tails(parts, atoms, saddle, _Aim(target, 0.1 * RELATIVE / (saddle.tilt + 1), 8.0), below=False).above
         near = np.abs(losses - at) <= 1.01 * float(losses[-1]) / (_TILTS - 1)
         for place in np.flatnonzero(near):
             bound = tail.delta(max(0.0, float(losses[place]) - tail.blur))[1]
@@ -108,17 +108,20 @@ def _epsilon(parts: Sequence[Part], target: float) -> Interval:
     if any(part.above.lattice > 0 for part in parts):
         ways = [(tilted, start)]  # few losses, all of one size
     best = Interval(0.0, math.inf)
+    silent = any(part.below.silent for part in parts)
     for way, guess in ways:
-        best = _refined(way, guess, target, best)
-        if _width_over_goal(best) <= 1:
+        best = _refined(way, guess, target, best, rounds=2 if silent else _ROUNDS)
+        if _width_over_goal(best) <= 1 or (silent and best.upper < math.inf):
             break
     return best
 
 
-def _refined(way: Callable[["_Guess", "_Aim"], "_Pair"], guess: "_Guess", target: float, best: Interval) -> Interval:
+def _refined(
+    way: Callable[["_Guess", "_Aim"], "_Pair"], guess: "_Guess", target: float, best: Interval, *, rounds: int
+) -> Interval:
     """The interval after up to a few rounds on ever finer grids."""
     tolerance = 0.2 * max(RELATIVE * guess.epsilon, ABSOLUTE)
-    for round_ in range(_ROUNDS):
+    for round_ in range(rounds):
         pair = way(guess, _Aim(target, tolerance, 8.0 * 4**round_))
         nudge = 0.02 * max(RELATIVE * guess.epsilon, ABSOLUTE)
         upper = _solve_upper(pair.above, guess.epsilon, target, nudge)
@@ -150,7 +153,8 @@ def _delta(parts: Sequence[Part], epsilon: float) -> Interval:
     target = max(min(target, 1.0), math.exp(max(min(saddle.log_delta, 0.0), -660.0)))
     tolerance = 0.1 * RELATIVE / (saddle.tilt + 1)
     best = Interval(0.0, 1.0)
-    for round_ in range(_ROUNDS):
+    silent = any(part.below.silent for part in parts)
+    for round_ in range(2 if silent else _ROUNDS):
         pair = _tails(parts, atoms, saddle, _Aim(target, tolerance, 8.0 * 4**round_))
         best = _at(pair, epsilon, best)
         if best.upper - best.lower <= RELATIVE * best.upper:
@@ -158,7 +162,7 @@ def _delta(parts: Sequence[Part], epsilon: float) -> Interval:
         if pair.finest:
             break
         tolerance *= 0.2
-    if not any(part.above.lattice > 0 for part in parts):
+    if not silent and not any(part.above.lattice > 0 for part in parts):
         for round_ in range(3):
             aim = _Aim(max(best.lower or best.upper, _SMALLEST), 0.1 * RELATIVE / (saddle.tilt + 1), 8.0 * 4**round_)
             pair = _splits(parts, atoms, _Guess(epsilon, saddle.tilt), aim)
@@ -208,7 +212,9 @@ class _Guess:
     slope: float
 
 
-def _tails(parts: Sequence[Part], atoms: Sequence[pilot.Atoms], saddle: pilot.Saddle, aim: _Aim) -> _Pair:
+def _tails(
+    parts: Sequence[Part], atoms: Sequence[pilot.Atoms], saddle: pilot.Saddle, aim: _Aim, *, below: bool = True
+) -> _Pair:
     """The composition once too large, once too small, on a grid that should keep epsilon within the tolerance."""
     share = min(max(0.02 * saddle.tilt * aim.tolerance, 1e-8), 1e-4)
     step = pilot.step_for(atoms, saddle, aim.tolerance, aim.per_deviation, saddle.tilt)
@@ -223,13 +229,15 @@ def _tails(parts: Sequence[Part], atoms: Sequence[pilot.Atoms], saddle: pilot.Sa
     for lattice in [part.above.lattice for part in parts if part.above.lattice > 0][:1]:
         step = lattice / math.ceil(lattice / step)
     above: list[tuple[Grid, int]] = []
-    below: list[tuple[Grid, int]] = []
+    under: list[tuple[Grid, int]] = []
     for part, (low, high) in zip(parts, reach, strict=True):
         last = max(math.ceil(high / step) + 1, 2)
         above.append((pessimistic(part.above, min(math.floor(low / step), -2), last, step), part.count))
-        low = max(min(low, pilot.lowest_put(part.below)), high - step * aim.most)
-        below.append((optimistic(part.below, min(math.floor(low / step), -2), last, step), part.count))
-    return _Pair(compose(above, window), compose(below, window), finest)
+        if below:
+            low = max(min(low, pilot.lowest_put(part.below)), high - step * aim.most)
+            under.append((optimistic(part.below, min(math.floor(low / step), -2), last, step), part.count))
+    composed = compose(above, window)
+    return _Pair(composed, compose(under, window) if below else composed, finest)
 
 
 def _splits(parts: Sequence[Part], atoms: Sequence[pilot.Atoms], guess: _Guess, aim: _Aim) -> _Pair:
