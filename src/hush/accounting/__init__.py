@@ -6,8 +6,12 @@ from hush.accounting.bounds import Bounds, Budget, rounded_up
 from hush.accounting.events import (
     ADJACENCY,
     NOTHING,
+    ZCDP,
     Allocated,
+    Approximate,
     Composed,
+    DiscreteGaussian,
+    DiscreteLaplace,
     Either,
     Event,
     Gaussian,
@@ -15,9 +19,11 @@ from hush.accounting.events import (
     Laplace,
     PoissonSampled,
     PureDP,
+    RandomisedResponse,
     Selected,
     Shuffled,
     Split,
+    WithoutReplacement,
     compose,
     either,
     from_dict,
@@ -25,6 +31,7 @@ from hush.accounting.events import (
     parts_of,
     to_dict,
 )
+from hush.accounting.failures import truncated_poisson
 from hush.accounting.filters import BudgetExceeded, Filter, Odometer
 from hush.accounting.moments import MomentsAccountant
 from hush.accounting.selection import Trials
@@ -34,12 +41,16 @@ __all__ = [
     "ADJACENCY",
     "NOTHING",
     "NOT_VALID",
+    "ZCDP",
     "Accountant",
     "Allocated",
+    "Approximate",
     "Bounds",
     "Budget",
     "BudgetExceeded",
     "Composed",
+    "DiscreteGaussian",
+    "DiscreteLaplace",
     "Either",
     "Event",
     "Filter",
@@ -50,10 +61,12 @@ __all__ = [
     "Odometer",
     "PoissonSampled",
     "PureDP",
+    "RandomisedResponse",
     "Selected",
     "Shuffled",
     "Split",
     "Trials",
+    "WithoutReplacement",
     "calibrate",
     "compose",
     "delta",
@@ -69,4 +82,5 @@ __all__ = [
     "rounded_up",
     "strong",
     "to_dict",
+    "truncated_poisson",
 ]

@@ -17,25 +17,30 @@ from hush.accounting import allocation, selection
 from hush.accounting import likelihood_ratios as losses
 from hush.accounting.bounds import Bounds
 from hush.accounting.events import (
+    ZCDP,
     Allocated,
+    DiscreteGaussian,
     Either,
     Event,
     Gaussian,
     Grouped,
     Laplace,
+    Mechanism,
     PoissonSampled,
-    PureDP,
     Selected,
     Split,
+    WithoutReplacement,
     parts_of,
 )
-from hush.accounting.reductions import Mechanism, coarse, pure_total, refuse, require_delta, require_epsilon
+from hush.accounting.failures import answers_delta, answers_epsilon
+from hush.accounting.reductions import coarse, pure_total, refuse, require_delta
 
 # The optimiser walks ln(order - 1) over this range; beyond it nothing is gained for any delta >= 1e-300.
 _LOWEST, _HIGHEST = math.log(1e-8), math.log(1e10)
 _ROUND_UP = 1e-10  # quadrature and round-off err by less than 1e-11 of a log moment; tests compare with mpmath
 
 
+@answers_epsilon
 def epsilon(event: Event, *, delta: float) -> Bounds:
     """An upper bound on epsilon at this delta; the lower bound is 0, nothing better is claimed.
 
@@ -43,14 +48,13 @@ def epsilon(event: Event, *, delta: float) -> Bounds:
     >>> round(epsilon(PoissonSampled(0.01, Gaussian(4.0)) * 10_000, delta=1e-5).upper, 4)
     1.0354
     """
-    require_delta(delta)
     found = _least(lambda order: epsilon_at(order, divergence(event, order), delta=delta))
     return Bounds(0.0, min(max(found, 0.0), pure_total(event)))
 
 
+@answers_delta
 def delta(event: Event, *, epsilon: float) -> Bounds:
     """An upper bound on delta at this epsilon; at most 1."""
-    require_epsilon(epsilon)
     if pure_total(event) <= epsilon:
         return Bounds(0.0, 0.0)
     found = _least(lambda order: log_delta_at(order, divergence(event, order), epsilon=epsilon))
@@ -101,32 +105,61 @@ def log_delta_at(order: float, divergence: float, *, epsilon: float) -> float:
 def _log_moment(event: Event, order: float) -> float:
     """ln of the larger of E_Q[(P/Q)^order] and E_P[(Q/P)^order] for one application of a mechanism."""
     match event:
-        case Allocated(steps, Gaussian() | Laplace() | PureDP() as inner) if steps > 1:
+        case Selected():
+            return (order - 1) * min(_of_selection(event, order), pure_total(event))
+        case Either(first, second):
+            return max(_log_total(first, order), _log_total(second, order))
+        case Split(share, first, second):
+            return _mixed(share, _log_total(first, order), _log_total(second, order))
+        case PoissonSampled(rate, Selected() as inner):
+            return _mixed(rate, _log_moment(inner, order))
+        case ZCDP(rho):
+            return order * (order - 1) * rho
+        case WithoutReplacement(lot_size, examples, inner):
+            return _mixed(lot_size / examples, _of_simple(inner, order))
+        case Allocated(steps, inner) if steps > 1:
             unamplified = _of_simple(inner, order)
             if order > allocation.HIGHEST_ORDER:
                 return unamplified
             return min(unamplified, allocation.log_moment(steps, _whole_moments(inner), inner, order))
         case Grouped(size, PoissonSampled(rate, Gaussian(noise))) if 0 < rate < 1:
             return min(_of_simple(coarse(event), order), _of_group(size, rate, noise, order))
-        case Selected():
-            return (order - 1) * min(_of_selection(event, order), pure_total(event))
-        case Either(first, second):
-            return max(_log_total(first, order), _log_total(second, order))
-        case Split(share, first, second):  # a mixture against one law: moments are convex in it
-            return _mixed(share, _log_total(first, order), _log_total(second, order))
-        case PoissonSampled(rate, Selected() as inner):
-            return _mixed(rate, _log_moment(inner, order), 0.0)
     return _of_simple(coarse(event), order)
+
+
+@lru_cache(maxsize=100_000)
+def _of_simple(event: Mechanism | PoissonSampled, order: float) -> float:
+    match event:
+        case Gaussian(noise):
+            return order * (order - 1) / (2 * noise * noise)
+        case Laplace(noise):
+            return _of_laplace(noise, order)
+        case PoissonSampled(rate, inner):
+            if rate == 0:
+                return 0.0
+            if rate == 1:
+                return _of_simple(inner, order)
+            base = losses.of_mechanism(inner, order)
+            if base is None:
+                return _mixed(rate, _of_simple(inner, order))
+            return _log1p_exp(losses.sampled(base, rate).log_moment_excess(order))
+    ratios = losses.of_mechanism(event, order)
+    if ratios is not None:
+        return _log1p_exp(ratios.log_moment_excess(order))
+    if isinstance(event, DiscreteGaussian):  # Canonne, Kamath, Steinke 2020, Theorem 4
+        return order * (order - 1) * (event.sensitivity / event.scale) ** 2 / 2
+    raise refuse(event)
+
+
+def _mixed(share: float, log_moment: float, other: float = 0.0) -> float:
+    """A mixture against one law: (q r + (1 - q) s)^order <= q r^order + (1 - q) s^order; coarse, cheap at any order."""
+    if not 0 < share < 1:
+        return log_moment if share >= 1 else other
+    return float(np.logaddexp(math.log1p(-share) + other, math.log(share) + log_moment))
 
 
 def _log_total(event: Event, order: float) -> float:
     return (order - 1) * divergence(event, order)
-
-
-def _mixed(share: float, first: float, second: float) -> float:
-    """ln(share e^first + (1 - share) e^second)."""
-    with np.errstate(divide="ignore"):
-        return float(np.logaddexp(np.log(share) + first, np.log1p(-share) + second))
 
 
 @lru_cache(maxsize=4096)
@@ -137,27 +170,6 @@ def _of_selection(event: Selected, order: float) -> float:
         return _least(lambda order: log_delta_at(order, divergence(event.event, order), epsilon=epsilon))
 
     return selection.renyi_divergence(lambda order: divergence(event.event, order), log_delta, event.trials, order)
-
-
-@lru_cache(maxsize=100_000)
-def _of_simple(event: Mechanism | PoissonSampled, order: float) -> float:
-    match event:
-        case Gaussian(noise):
-            return order * (order - 1) / (2 * noise * noise)
-        case PureDP(epsilon):
-            return _log1p_exp(_of_randomised_response(epsilon, order))
-        case Laplace(noise):
-            return _of_laplace(noise, order)
-        case PoissonSampled(rate, Gaussian() | Laplace() | PureDP() as inner):
-            if rate == 0:
-                return 0.0
-            if rate == 1:
-                return _of_simple(inner, order)
-            base = losses.of_mechanism(inner, order)
-            if base is None:  # (1 - q + q r)^order <= 1 - q + q r^order: coarse, and cheap at any order
-                return float(np.logaddexp(math.log1p(-rate), math.log(rate) + _of_simple(inner, order)))
-            return _log1p_exp(losses.sampled(base, rate).log_moment_excess(order))
-    raise refuse(event)
 
 
 @lru_cache(maxsize=4096)
@@ -184,15 +196,6 @@ def _exp_gap(x: float) -> float:
     if abs(x) > 0.1:
         return math.expm1(x) - x
     return math.fsum(x**k / math.factorial(k) for k in range(2, 14))
-
-
-def _of_randomised_response(epsilon: float, order: float) -> float:
-    """ln(moment - 1), moment - 1 = (e^(a eps) - 1)(1 - e^((1 - a) eps)) / (1 + e^eps)."""
-    if epsilon == 0:
-        return -math.inf
-    grown = order * epsilon
-    log_grown = grown + math.log(-math.expm1(-grown))
-    return log_grown + math.log(-math.expm1((1 - order) * epsilon)) - epsilon - math.log1p(math.exp(-epsilon))
 
 
 @lru_cache(maxsize=256)

@@ -64,8 +64,8 @@ def _lines(advice: Advice, records: int, budget: Budget) -> list[str]:
         "The knee is the smallest lot that keeps 90 %; beyond it larger lots cost time and buy little."
         if advice.knee is not None
         else "No lot here keeps 90 %: more steps or larger lots would help.",
-        f"The paper's advice (Abadi et al. 2016, 3.3): lots near sqrt(N) = {advice.paper_lot}, and about as many epochs "
-        f"as an epoch has lots, here {advice.paper_epochs}.",
+        f"The paper's advice (Abadi et al. 2016, 3.3): lots near sqrt(N) = {advice.paper_lot}, and about as many "
+        f"epochs as an epoch has lots, here {advice.paper_epochs}.",
         "At the knee, the signal over the noise grows by: "
         + ", ".join(f"{factor:.2f} for {what}" for what, factor in advice.buys.items())
         + ".",

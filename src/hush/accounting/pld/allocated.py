@@ -22,7 +22,7 @@ _LARGEST_WINDOW = 1 << 20
 _OUTSIDE = 1e-26
 
 
-def allocated(base: Curve, lots: int, *, delta: float) -> tuple[Curve, Curve]:
+def allocated(base: Curve, lots: int, *, delta: float) -> Curve:
     """The epoch's curve with its error, for deltas down to about `delta`; never above the one-lot mechanism's."""
     negligible = max(1e-5 * delta, 1e-200)
     farthest = _farthest(base, negligible)
@@ -57,8 +57,7 @@ def allocated(base: Curve, lots: int, *, delta: float) -> tuple[Curve, Curve]:
         lower = np.maximum.reduce([np.zeros_like(at), *(t.put(at)[0] for t in below if t.tail.tilt < 0)])
         return _middle(lower, upper)
 
-    curve = Curve(call, put, False, floor=100 * negligible)
-    return curve, curve
+    return Curve(call, put, False, floor=100 * negligible)
 
 
 def _middle(lower: Array, upper: Array) -> Evaluated:

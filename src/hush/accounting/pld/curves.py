@@ -13,12 +13,23 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.special import erfcx, ndtr
 
-from hush.accounting.events import Gaussian, Laplace, PureDP
+from hush.accounting.events import (
+    DiscreteGaussian,
+    DiscreteLaplace,
+    Gaussian,
+    Laplace,
+    Mechanism,
+    PureDP,
+    RandomisedResponse,
+)
+from hush.accounting.finite import Outcomes, outcomes
+from hush.accounting.reductions import refuse
 
 Array = NDArray[np.float64]
 Evaluated = tuple[Array, Array]  # values, and a bound on the absolute error of each
 UNIT = 2.0**-53
 _HALF_PI = np.sqrt(np.pi / 2)
+_FEW_OUTCOMES = 64
 _FEW = 16 * UNIT  # for up to four operations and one exponential or logarithm
 
 
@@ -35,7 +46,6 @@ class Curve:
     symmetric: bool
     anchor: float = 0.0
     floor: float = 0.0  # values below this are not resolved
-    silent: bool = False  # a lower bound that says nothing
     lattice: float = 0.0  # if positive: losses are the anchor plus multiples of this, and a grid should hold them all
 
     def reversed(self) -> "Curve":
@@ -60,40 +70,100 @@ def _scaled_by_exp(value: Array, exponent: Array) -> Array:
     return np.where(value > 0, value * np.exp(np.minimum(exponent, 700.0)), 0.0)
 
 
-def of_mechanism(mechanism: Gaussian | Laplace | PureDP) -> Curve:
-    """The dominating pair of one mechanism: shifted noise, or randomised response where only epsilon is known."""
+def of_mechanism(mechanism: Mechanism) -> Curve:
+    """The dominating pair of one mechanism: shifted noise, or outcomes that can be counted."""
     match mechanism:
         case Gaussian(noise):
             return _mirrored(lambda epsilons: gaussian_call(epsilons, 1 / noise))
         case Laplace(noise):
             return _mirrored(lambda epsilons: _laplace_call(epsilons, 1 / noise))
-        case PureDP(epsilon):
-            response = _mirrored(lambda epsilons: _response_call(epsilons, epsilon))
-            return replace(response, anchor=-epsilon, lattice=2 * epsilon)
+        case PureDP() | RandomisedResponse() | DiscreteLaplace() | DiscreteGaussian():
+            return _of_outcomes(outcomes(mechanism))
+    raise refuse(mechanism)
 
 
-def of_profile(profile: Callable[[Array], Array], *, top: float, points: int = 600) -> Curve:
-    """The pair of a mechanism of which only upper bounds on delta are known, valid in both directions.
-
-    The true curve is convex in e^epsilon, so the chords through upper bounds lie above it; beyond `top` the last bound
-    stays.
-    """
-    knots = np.linspace(0.0, top, points)
-    deltas = np.minimum.accumulate(profile(knots))
+def _of_outcomes(found: Outcomes) -> Curve:
+    """Of the outcomes with a loss l beyond epsilon each gives P (1 - e^(epsilon - l)); running sums hold both terms."""
+    losses = found.losses
+    masses = np.exp(found.log_q + losses)
+    beyond, falling = np.zeros(len(losses) + 1), np.zeros(len(losses) + 1)
+    beyond[:-1] = np.cumsum(masses[::-1])[::-1]
+    decay = np.exp(losses[:-1] - losses[1:])
+    for i in range(len(losses) - 1, -1, -1):  # the sum of P e^(losses[i] - l) from i on: nothing in it overflows
+        falling[i] = masses[i] + (decay[i] * falling[i + 1] if i < len(decay) else 0.0)
+    most = np.append(losses, np.inf)
+    relative = UNIT * (64 + 4 * len(losses) + 8 * float(np.max(np.abs(losses) + np.abs(found.log_q))))
 
     def call(epsilons: Array) -> Evaluated:
-        right = np.clip(np.searchsorted(knots, epsilons, side="right"), 1, points - 1)
-        low, high = knots[right - 1], knots[right]
-        share = np.clip(np.expm1(np.minimum(epsilons, high) - low) / np.expm1(high - low), 0.0, 1.0)
-        value = (1 - share) * deltas[right - 1] + share * deltas[right]
-        return value, _FEW * value
+        place = np.searchsorted(losses, epsilons, side="right")
+        value = beyond[place] - np.exp(epsilons - most[place]) * falling[place]
+        # An outcome whose loss is rounded to the other side of epsilon has next to no part in the value.
+        edge = beyond[np.maximum(place - 1, 0)]
+        return np.maximum(value, 0.0), (relative + 4 * UNIT * epsilons) * edge + 1e-300
+
+    few = found.lattice if len(losses) <= _FEW_OUTCOMES else 0.0
+    return replace(_mirrored(call), anchor=float(losses[0]) if few else 0.0, lattice=few)
+
+
+def of_profile(profile: Callable[[float], float], knots_each: int = 40) -> Curve:
+    """An upper curve from bounds on delta that hold in both directions, at some 160 epsilons (4 * knots_each)."""
+    knots = np.concatenate([np.linspace(0.0, 1.0, knots_each + 1)[:-1], np.geomspace(1.0, 200.0, 3 * knots_each + 1)])
+    return of_bounds(knots, np.array([profile(float(knot)) for knot in knots]))
+
+
+def of_bounds(knots: Array, bounds: Array) -> Curve:
+    """An upper curve from bounds on delta at these epsilons, from 0 on, that hold in both directions.
+
+    The true curve is convex in e^epsilon, so chords through bounds above it lie above it too; beyond the last knot it
+    is level.
+    """
+    heights = np.minimum.accumulate(np.minimum(bounds, 1.0)) * (1 + 1e-12)
+
+    def call(epsilons: Array) -> Evaluated:
+        left = np.clip(np.searchsorted(knots, epsilons, side="right") - 1, 0, len(knots) - 2)
+        width = np.expm1(knots[left + 1] - knots[left])
+        share = np.clip(np.expm1(np.minimum(epsilons - knots[left], 60.0)) / width, 0.0, 1.0)
+        value = heights[left] + share * (heights[left + 1] - heights[left])
+        return value, 1e-12 * heights[left]
 
     return _mirrored(call)
 
 
-def nothing() -> Curve:
-    """The pair of a mechanism that says nothing: a lower bound for any."""
-    return replace(_mirrored(lambda epsilons: (np.zeros_like(epsilons), np.zeros_like(epsilons))), silent=True)
+def concentrated(rho: float) -> Curve:
+    """rho-zCDP converted at the best of many orders (Canonne, Kamath, Steinke 2020, Proposition 12)."""
+    beta = np.geomspace(1e-8, 1e10, 2000)
+    order = 1 + beta
+    fixed = beta * (rho * order - np.log1p(1 / beta)) - np.log(order)
+
+    def profile(epsilon: float) -> float:
+        return math.exp(min(0.0, float(np.min(fixed - beta * epsilon)) * (1 - 1e-12) + 1e-12))
+
+    return of_profile(profile, 400)
+
+
+def without_replacement(base: Curve, doubled: Curve, rate: float) -> Curve:
+    """An upper curve for a lot of fixed size, from the mechanism's curve and that at twice the sensitivity.
+
+    A lot without the record has another one in its place, so P = (1 - q) A + q B(record), Q = (1 - q) A + q B(null)
+    where A is one contribution from B(null), and two from B(record). Advanced joint convexity (Balle, Barthe, Gaboardi
+    2018, Theorem 2): with e^epsilon = 1 + q (e^x - 1) and b = e^(epsilon - x), H(P, Q) is at most
+    q (1 - b) H(two) + q b H(one), both at x.
+    """
+
+    def call(epsilons: Array) -> Evaluated:
+        inner = _before_sampling(epsilons, rate)
+        one, one_error = base.call(inner)
+        two, two_error = doubled.call(inner)
+        share = np.exp(epsilons - inner)
+        value = rate * ((1 - share) * two + share * one)
+        return value, rate * (one_error + two_error) + _FEW * (2 + inner) * rate * two
+
+    def put(epsilons: Array) -> Evaluated:
+        value, error = base.call(_before_sampling(-epsilons, rate))
+        scale = np.exp(epsilons) * rate
+        return scale * value, scale * error + _FEW * (2 - epsilons) * scale * value
+
+    return Curve(call, put, False)
 
 
 def sampled(base: Curve, rate: float) -> Curve:
@@ -141,11 +211,6 @@ def gaussian_call(epsilons: Array, mean: float) -> Evaluated:
 
 def _laplace_call(epsilons: Array, most: float) -> Evaluated:
     value = np.where(epsilons < most, -np.expm1((np.minimum(epsilons, most) - most) / 2), 0.0)
-    return value, np.where(epsilons < most * (1 + _FEW), _FEW * (value + most), 0.0)
-
-
-def _response_call(epsilons: Array, most: float) -> Evaluated:
-    value = np.where(epsilons < most, -np.expm1(np.minimum(epsilons, most) - most) / (1 + np.exp(-most)), 0.0)
     return value, np.where(epsilons < most * (1 + _FEW), _FEW * (value + most), 0.0)
 
 

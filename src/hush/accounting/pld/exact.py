@@ -13,10 +13,9 @@ def delta(part: Part, epsilon: float) -> Interval:
     lows, highs = [], []
     for direction in (part, part.reversed()):
         at = np.array([epsilon])
-        (low,), (low_error,) = direction.below.call(at)
-        (high,), (high_error,) = direction.above.call(at)
-        lows.append(low - low_error)
-        highs.append(high + high_error)
+        (value,), (error,) = direction.curve.call(at)
+        lows.append(value - error)
+        highs.append(value + error)
     return Interval(max(0.0, float(max(lows))), min(1.0, float(max(highs))))
 
 

@@ -1,7 +1,7 @@
 """From a composition to certified bounds: choose a grid, compose, solve, refine until the interval is narrow."""
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -15,19 +15,19 @@ from hush.accounting.pld.jumps import Split, split
 RELATIVE, ABSOLUTE = 1e-3, 1e-4  # the interval aimed at: 0.1 % of epsilon, or 1e-4
 _SMALLEST = 1e-290
 _ROUNDS = 5
-_TILTS = 16  # compositions from which a whole profile is read
+_LEAST = 1 << 16
+_WORK = 3 << 21  # points of all grids for one direction: some seconds, and some hundred MB
 
 
 @dataclass(frozen=True)
 class Part:
-    """One mechanism and its count; where a curve is itself only bounded, above and below differ."""
+    """One mechanism and its count."""
 
-    above: Curve
-    below: Curve
+    curve: Curve
     count: int
 
     def reversed(self) -> "Part":
-        return Part(self.above.reversed(), self.below.reversed(), self.count)
+        return Part(self.curve.reversed(), self.count)
 
 
 @dataclass(frozen=True)
@@ -52,40 +52,26 @@ def delta(parts: Sequence[Part], epsilon: float) -> Interval:
     return _larger(forward, _delta([part.reversed() for part in parts], epsilon))
 
 
-def profile(parts: Sequence[Part], losses: Array) -> Array:
-    """Upper bounds on delta at all these losses >= 0 (rising), the larger of both directions, from few compositions."""
-    upper = _profile(parts, losses)
-    if _symmetric(parts):
-        return upper
-    return np.maximum(upper, _profile([part.reversed() for part in parts], losses))
-
-
-def _profile(parts: Sequence[Part], losses: Array) -> Array:
-    if len(parts) == 1 and parts[0].count == 1:
-        value, error = parts[0].above.call(losses)
-        return np.minimum(value + error, 1.0)
+def tails_at(parts: Sequence[Part], epsilons: Sequence[float]) -> Iterator[tuple[float, Tail]]:
+    """The composition once too large, in one direction, tilted towards each of these epsilons: for a whole curve."""
     atoms = _atoms(parts, 1e-30)
-    upper = np.ones(len(losses))
-    for at in np.linspace(0.0, float(losses[-1]), _TILTS):
-        saddle = pilot.saddle_for_epsilon(atoms, float(at))
+    for epsilon in epsilons:
+        saddle = pilot.saddle_for_epsilon(atoms, epsilon)
         target = math.exp(max(min(saddle.log_delta, 0.0), -660.0))
-        tail = _tails(parts, atoms, saddle, _Aim(target, 0.1 * RELATIVE / (saddle.tilt + 1), 8.0), below=False).above
-        near = np.abs(losses - at) <= 1.01 * float(losses[-1]) / (_TILTS - 1)
-        for place in np.flatnonzero(near):
-            bound = tail.delta(max(0.0, float(losses[place]) - tail.blur))[1]
-            upper[place] = min(upper[place], bound)
-    return upper
+        tail = _tails(parts, atoms, saddle, _Aim(target, 0.1 * RELATIVE / (saddle.tilt + 1), 8.0)).above
+        assert isinstance(tail, Tail)
+        yield epsilon, tail
 
 
 def _symmetric(parts: Sequence[Part]) -> bool:
-    return all(part.above.symmetric and part.below.symmetric for part in parts)
+    return all(part.curve.symmetric for part in parts)
 
 
 def _largest_reversed_loss(parts: Sequence[Part]) -> float:
     """The reversed loss of a sampled mechanism is bounded: R >= 1 - rate. Rounded up."""
-    if any(part.above.anchor >= 0 for part in parts):
+    if any(part.curve.anchor >= 0 for part in parts):
         return math.inf
-    return -(1 + 1e-12) * sum(part.count * part.above.anchor for part in parts)
+    return -(1 + 1e-12) * sum(part.count * part.curve.anchor for part in parts)
 
 
 def _larger(one: Interval, other: Interval) -> Interval:
@@ -97,38 +83,39 @@ def _epsilon(parts: Sequence[Part], target: float) -> Interval:
     saddle, whole = pilot.saddle_for_delta(atoms, math.log(target))
     start = _Guess(max(saddle.mean, 0.0), saddle.tilt)
 
+    work = _Work()
+
     def tilted(_: _Guess, aim: _Aim) -> _Pair:
-        return _tails(parts, atoms, saddle, replace(aim, most=pilot.LARGEST_SIZE) if whole else aim)
+        return _tails(parts, atoms, saddle, replace(aim, most=2 * aim.most) if whole else aim)
 
     def jumping(guess: _Guess, aim: _Aim) -> _Pair:
         return _splits(parts, atoms, guess, aim)
 
     jump = _Guess(*pilot.one_jump(atoms, math.log(target)))
     ways = [(tilted, start), (jumping, jump)] if whole or target > 1e-3 else [(jumping, jump), (tilted, start)]
-    if any(part.above.lattice > 0 for part in parts):
+    if any(part.curve.lattice > 0 for part in parts):
         ways = [(tilted, start)]  # few losses, all of one size
     best = Interval(0.0, math.inf)
-    silent = any(part.below.silent for part in parts)
     for way, guess in ways:
-        best = _refined(way, guess, target, best, rounds=2 if silent else _ROUNDS)
-        if _width_over_goal(best) <= 1 or (silent and best.upper < math.inf):
+        best = _refined(way, guess, target, best, work)
+        if _width_over_goal(best) <= 1:
             break
     return best
 
 
 def _refined(
-    way: Callable[["_Guess", "_Aim"], "_Pair"], guess: "_Guess", target: float, best: Interval, *, rounds: int
+    way: Callable[["_Guess", "_Aim"], "_Pair"], guess: "_Guess", target: float, best: Interval, work: "_Work"
 ) -> Interval:
     """The interval after up to a few rounds on ever finer grids."""
     tolerance = 0.2 * max(RELATIVE * guess.epsilon, ABSOLUTE)
-    for round_ in range(rounds):
-        pair = way(guess, _Aim(target, tolerance, 8.0 * 4**round_))
+    for round_ in range(_ROUNDS):
+        pair = work.done(way(guess, work.within(_Aim(target, tolerance, 8.0 * 4**round_))))
         nudge = 0.02 * max(RELATIVE * guess.epsilon, ABSOLUTE)
         upper = _solve_upper(pair.above, guess.epsilon, target, nudge)
         lower = _solve_lower(pair.below, guess.epsilon, target, nudge)
         best = Interval(max(best.lower, lower), min(best.upper, upper))
         over = _width_over_goal(best)
-        if over <= 1 or pair.finest:
+        if over <= 1 or pair.finest or work.spent(pair):
             break
         if upper < math.inf:
             guess = _Guess(upper, max(pair.above.delta(upper)[2] / target, 0.0))
@@ -152,22 +139,21 @@ def _delta(parts: Sequence[Part], epsilon: float) -> Interval:
         target = max(math.exp(max(1.1 * saddle.log_delta, -660.0)), _SMALLEST)
     target = max(min(target, 1.0), math.exp(max(min(saddle.log_delta, 0.0), -660.0)))
     tolerance = 0.1 * RELATIVE / (saddle.tilt + 1)
-    best = Interval(0.0, 1.0)
-    silent = any(part.below.silent for part in parts)
-    for round_ in range(2 if silent else _ROUNDS):
-        pair = _tails(parts, atoms, saddle, _Aim(target, tolerance, 8.0 * 4**round_))
+    best, work = Interval(0.0, 1.0), _Work()
+    for round_ in range(_ROUNDS):
+        pair = work.done(_tails(parts, atoms, saddle, work.within(_Aim(target, tolerance, 8.0 * 4**round_))))
         best = _at(pair, epsilon, best)
         if best.upper - best.lower <= RELATIVE * best.upper:
             return best
-        if pair.finest:
+        if pair.finest or work.spent(pair):
             break
         tolerance *= 0.2
-    if not silent and not any(part.above.lattice > 0 for part in parts):
+    if not any(part.curve.lattice > 0 for part in parts):
         for round_ in range(3):
             aim = _Aim(max(best.lower or best.upper, _SMALLEST), 0.1 * RELATIVE / (saddle.tilt + 1), 8.0 * 4**round_)
-            pair = _splits(parts, atoms, _Guess(epsilon, saddle.tilt), aim)
+            pair = work.done(_splits(parts, atoms, _Guess(epsilon, saddle.tilt), work.within(aim)))
             best = _at(pair, epsilon, best)
-            if best.upper - best.lower <= RELATIVE * best.upper or pair.finest:
+            if best.upper - best.lower <= RELATIVE * best.upper or pair.finest or work.spent(pair):
                 break
     return best
 
@@ -181,7 +167,7 @@ def _at(pair: "_Pair", epsilon: float, best: Interval) -> Interval:
 
 def _atoms(parts: Sequence[Part], target: float) -> list[pilot.Atoms]:
     negligible = 1e-6 * target / sum(part.count for part in parts)
-    return [pilot.atoms_of(part.above, part.count, negligible) for part in parts]
+    return [pilot.atoms_of(part.curve, part.count, negligible) for part in parts]
 
 
 @dataclass(frozen=True)
@@ -202,6 +188,25 @@ class _Pair:
     above: Tail | Split
     below: Tail | Split
     finest: bool
+    size: int
+
+
+class _Work:
+    """A bound on the time and the memory of one question: what is left of the points that all its grids may have."""
+
+    def __init__(self) -> None:
+        self._left = _WORK
+
+    def within(self, aim: _Aim) -> _Aim:
+        return replace(aim, most=max(min(aim.most, 1 << (self._left.bit_length() - 1)), _LEAST))
+
+    def done(self, pair: _Pair) -> _Pair:
+        self._left = max(self._left - pair.size, 1)
+        return pair
+
+    def spent(self, pair: _Pair) -> bool:
+        """Whether a grid finer than the last one would be too much."""
+        return 2 * pair.size > self._left
 
 
 @dataclass(frozen=True)
@@ -212,9 +217,7 @@ class _Guess:
     slope: float
 
 
-def _tails(
-    parts: Sequence[Part], atoms: Sequence[pilot.Atoms], saddle: pilot.Saddle, aim: _Aim, *, below: bool = True
-) -> _Pair:
+def _tails(parts: Sequence[Part], atoms: Sequence[pilot.Atoms], saddle: pilot.Saddle, aim: _Aim) -> _Pair:
     """The composition once too large, once too small, on a grid that should keep epsilon within the tolerance."""
     share = min(max(0.02 * saddle.tilt * aim.tolerance, 1e-8), 1e-4)
     step = pilot.step_for(atoms, saddle, aim.tolerance, aim.per_deviation, saddle.tilt)
@@ -226,18 +229,17 @@ def _tails(
         if max(window.size, longest / step) <= aim.most:
             break
         step, finest = step * 1.5, True
-    for lattice in [part.above.lattice for part in parts if part.above.lattice > 0][:1]:
+    for lattice in [part.curve.lattice for part in parts if part.curve.lattice > 0][:1]:
         step = lattice / math.ceil(lattice / step)
     above: list[tuple[Grid, int]] = []
-    under: list[tuple[Grid, int]] = []
+    below: list[tuple[Grid, int]] = []
     for part, (low, high) in zip(parts, reach, strict=True):
         last = max(math.ceil(high / step) + 1, 2)
-        above.append((pessimistic(part.above, min(math.floor(low / step), -2), last, step), part.count))
-        if below:
-            low = max(min(low, pilot.lowest_put(part.below)), high - step * aim.most)
-            under.append((optimistic(part.below, min(math.floor(low / step), -2), last, step), part.count))
-    composed = compose(above, window)
-    return _Pair(composed, compose(under, window) if below else composed, finest)
+        above.append((pessimistic(part.curve, min(math.floor(low / step), -2), last, step), part.count))
+        low = max(min(low, pilot.lowest_put(part.curve)), high - step * aim.most)
+        below.append((optimistic(part.curve, min(math.floor(low / step), -2), last, step), part.count))
+    size = max(window.size, *(len(grid.masses) for grid, _ in above + below))
+    return _Pair(compose(above, window), compose(below, window), finest, size)
 
 
 def _splits(parts: Sequence[Part], atoms: Sequence[pilot.Atoms], guess: _Guess, aim: _Aim) -> _Pair:
@@ -272,10 +274,11 @@ def _splits(parts: Sequence[Part], atoms: Sequence[pilot.Atoms], guess: _Guess, 
     for part, (low, high) in zip(parts, reach, strict=True):
         last = max(math.ceil(min(cut, high) / step) + 1, 8)
         far = _far(last * step, high, step, ratio)
-        above.append((pessimistic(part.above, min(math.floor(low / step), -2), last, step, far), part.count))
-        low = max(min(low, pilot.lowest_put(part.below)), cut - step * aim.most)
-        below.append((optimistic(part.below, min(math.floor(low / step), -2), last, step, far), part.count))
-    return _Pair(split(above, body, beside), split(below, body, beside), finest)
+        above.append((pessimistic(part.curve, min(math.floor(low / step), -2), last, step, far), part.count))
+        low = max(min(low, pilot.lowest_put(part.curve)), cut - step * aim.most)
+        below.append((optimistic(part.curve, min(math.floor(low / step), -2), last, step, far), part.count))
+    size = max(body.size, beside.size, *(len(grid.masses) for grid, _ in above + below))
+    return _Pair(split(above, body, beside), split(below, body, beside), finest, size)
 
 
 def _far(start: float, end: float, step: float, ratio: float) -> Array:
