@@ -86,8 +86,10 @@ class Trials:
         """ln E[K] = ln f'(1) at this gamma."""
         log = -math.log(gamma)
         power = self.eta * log
-        scale = power / math.expm1(power) if abs(power) > 1e-12 else 1 - power / 2
-        return math.log1p(-gamma) - math.log(log) + math.log(scale) + (1 + self.eta) * log
+        size = abs(power)
+        # ln(power / (e^power - 1)), for any power
+        scale = math.log(size) - math.log1p(-math.exp(-size)) - max(power, 0.0) if size > 1e-9 else -power / 2
+        return math.log1p(-gamma) - math.log(log) + scale + (1 + self.eta) * log
 
     def log_weight(self, t: Array) -> Array:
         """ln h(t) = ln f'(1 - t)."""
