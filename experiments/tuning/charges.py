@@ -16,7 +16,6 @@ import math
 from pathlib import Path
 
 import numpy as np
-from scipy.optimize import brentq
 
 from hush import accounting
 from hush.accounting import Event, Gaussian, Laplace, PoissonSampled, Selected, Trials, renyi
@@ -30,26 +29,14 @@ DELTA = 1e-5
 RESULTS = Path(__file__).resolve().parents[2] / "results"
 
 
-def trials_needed(rule: str, settings: int) -> Trials:
-    """The least mean with which no trial is the good one of the settings with probability FAILURE / 2 at most."""
+def trials_needed(settings: int) -> Trials:
+    """Random stopping with which no trial is the good one of the settings with probability FAILURE / 2 at most.
 
-    def missed(log_mean: float) -> float:
-        return nothing_good(Trials(rule, math.exp(log_mean)), 1 / settings) - FAILURE / 2
-
-    high = math.log(settings)
-    while missed(high) > 0:
-        high += 1
-    return Trials(rule, math.exp(brentq(missed, math.log(settings), high)))
-
-
-def nothing_good(trials: Trials, share: float) -> float:
-    """P(no trial is good) = f(1 - share), f the generating function of the number of trials."""
-    if trials.rule == "poisson":
-        return math.exp(-trials.mean * share)
-    gamma, left = trials.stopping, (1 - trials.stopping) * (1 - share)
-    if trials.eta == 0:
-        return math.log1p(-left) / math.log(gamma)
-    return ((1 - left) ** -trials.eta - 1) / (gamma**-trials.eta - 1)
+    With a share p of good settings that is f(1 - p) = gamma (1 - p) / (gamma + p - gamma p), f the generating function.
+    """
+    share = 1 / settings
+    gamma = share * (FAILURE / 2) / ((1 - share) * (1 - FAILURE / 2))
+    return Trials("geometric", 1 / gamma)
 
 
 def count_epsilon(trials: Trials) -> float:
@@ -66,11 +53,9 @@ def counting(settings: int) -> dict[str, dict[str, float]]:
     rows = {"paper": {"epsilon": paper.epsilon, "runs": paper.runs, "lost": paper.lost}}
     each = math.log(settings / FAILURE) / (LOST / 2)
     rows["every setting paid for"] = {"epsilon": each * settings, "runs": settings, "lost": LOST}
-    for rule in ("geometric", "logarithmic"):
-        trials = trials_needed(rule, settings)
-        event = Selected(Laplace(1 / count_epsilon(trials)), rule, trials.mean)
-        pure = accounting.reductions.pure_total(event)
-        rows[rule] = {"epsilon": pure, "runs": trials.mean, "lost": LOST}
+    trials = trials_needed(settings)
+    event = Selected(Laplace(1 / count_epsilon(trials)), trials.rule, trials.mean)
+    rows["geometric"] = {"epsilon": accounting.reductions.pure_total(event), "runs": trials.mean, "lost": LOST}
     return rows
 
 
