@@ -1,6 +1,6 @@
 """What was done to the data -> epsilon. Numbers only: numpy and scipy, no data, no randomness."""
 
-from hush.accounting import calibrate, moments, planner, pld, renyi, strong
+from hush.accounting import calibrate, moments, planner, pld, renyi, strong, theorem1
 from hush.accounting.accountants import ACCOUNTANTS, NOT_VALID, Accountant, delta, epsilon
 from hush.accounting.bounds import Bounds, Budget, rounded_up
 from hush.accounting.events import (
@@ -81,6 +81,7 @@ __all__ = [
     "renyi",
     "rounded_up",
     "strong",
+    "theorem1",
     "to_dict",
     "truncated_poisson",
 ]

@@ -41,7 +41,7 @@ def epsilon(parts: Sequence[Part], delta: float) -> Interval:
     forward = _epsilon(parts, delta)
     if _symmetric(parts) or _largest_reversed_loss(parts) <= forward.lower:
         return forward
-    return _larger(forward, _epsilon([part.reversed() for part in parts], delta))
+    return _larger(forward, _epsilon([part.reversed() for part in parts], delta, beside=forward.upper))
 
 
 def delta(parts: Sequence[Part], epsilon: float) -> Interval:
@@ -49,7 +49,7 @@ def delta(parts: Sequence[Part], epsilon: float) -> Interval:
     forward = _delta(parts, epsilon)
     if _symmetric(parts) or _largest_reversed_loss(parts) <= epsilon:
         return forward
-    return _larger(forward, _delta([part.reversed() for part in parts], epsilon))
+    return _larger(forward, _delta([part.reversed() for part in parts], epsilon, beside=forward.upper))
 
 
 def tails_at(parts: Sequence[Part], epsilons: Sequence[float]) -> Iterator[tuple[float, Tail]]:
@@ -78,7 +78,8 @@ def _larger(one: Interval, other: Interval) -> Interval:
     return Interval(max(one.lower, other.lower), max(one.upper, other.upper))
 
 
-def _epsilon(parts: Sequence[Part], target: float) -> Interval:
+def _epsilon(parts: Sequence[Part], target: float, *, beside: float = 0.0) -> Interval:
+    """The interval of one direction; no more than a bound is needed where the other one is `beside` it and larger."""
     atoms = _atoms(parts, target)
     saddle, whole = pilot.saddle_for_delta(atoms, math.log(target))
     start = _Guess(max(saddle.mean, 0.0), saddle.tilt)
@@ -96,15 +97,24 @@ def _epsilon(parts: Sequence[Part], target: float) -> Interval:
     if any(part.curve.lattice > 0 for part in parts):
         ways = [(tilted, start)]  # few losses, all of one size
     best = Interval(0.0, math.inf)
+
+    def done(found: Interval) -> bool:
+        return _width_over_goal(found) <= 1 or found.upper <= beside
+
     for way, guess in ways:
-        best = _refined(way, guess, target, best, work)
-        if _width_over_goal(best) <= 1:
+        best = _refined(way, guess, target, best, work, done)
+        if done(best):
             break
     return best
 
 
 def _refined(
-    way: Callable[["_Guess", "_Aim"], "_Pair"], guess: "_Guess", target: float, best: Interval, work: "_Work"
+    way: Callable[["_Guess", "_Aim"], "_Pair"],
+    guess: "_Guess",
+    target: float,
+    best: Interval,
+    work: "_Work",
+    done: Callable[[Interval], bool],
 ) -> Interval:
     """The interval after up to a few rounds on ever finer grids."""
     tolerance = 0.2 * max(RELATIVE * guess.epsilon, ABSOLUTE)
@@ -115,7 +125,7 @@ def _refined(
         lower = _solve_lower(pair.below, guess.epsilon, target, nudge)
         best = Interval(max(best.lower, lower), min(best.upper, upper))
         over = _width_over_goal(best)
-        if over <= 1 or pair.finest or work.spent(pair):
+        if done(best) or pair.finest or work.spent(pair):
             break
         if upper < math.inf:
             guess = _Guess(upper, max(pair.above.delta(upper)[2] / target, 0.0))
@@ -129,7 +139,7 @@ def _width_over_goal(found: Interval) -> float:
     return (found.upper - found.lower) / (0.95 * max(RELATIVE * found.upper, ABSOLUTE))
 
 
-def _delta(parts: Sequence[Part], epsilon: float) -> Interval:
+def _delta(parts: Sequence[Part], epsilon: float, *, beside: float = 0.0) -> Interval:
     target = 1e-20
     for _ in range(4):
         atoms = _atoms(parts, target)
@@ -143,7 +153,7 @@ def _delta(parts: Sequence[Part], epsilon: float) -> Interval:
     for round_ in range(_ROUNDS):
         pair = work.done(_tails(parts, atoms, saddle, work.within(_Aim(target, tolerance, 8.0 * 4**round_))))
         best = _at(pair, epsilon, best)
-        if best.upper - best.lower <= RELATIVE * best.upper:
+        if best.upper - best.lower <= RELATIVE * best.upper or best.upper <= beside:
             return best
         if pair.finest or work.spent(pair):
             break
@@ -153,7 +163,12 @@ def _delta(parts: Sequence[Part], epsilon: float) -> Interval:
             aim = _Aim(max(best.lower or best.upper, _SMALLEST), 0.1 * RELATIVE / (saddle.tilt + 1), 8.0 * 4**round_)
             pair = work.done(_splits(parts, atoms, _Guess(epsilon, saddle.tilt), work.within(aim)))
             best = _at(pair, epsilon, best)
-            if best.upper - best.lower <= RELATIVE * best.upper or pair.finest or work.spent(pair):
+            if (
+                best.upper - best.lower <= RELATIVE * best.upper
+                or best.upper <= beside
+                or pair.finest
+                or work.spent(pair)
+            ):
                 break
     return best
 
@@ -226,7 +241,7 @@ def _tails(parts: Sequence[Part], atoms: Sequence[pilot.Atoms], saddle: pilot.Sa
     finest = False
     while True:
         window = pilot.window_for(atoms, saddle, outside=share * saddle.weight, step=step)
-        if max(window.size, longest / step) <= aim.most:
+        if max(window.size, 2 * longest / step) <= aim.most:
             break
         step, finest = step * 1.5, True
     for lattice in [part.curve.lattice for part in parts if part.curve.lattice > 0][:1]:
