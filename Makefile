@@ -6,7 +6,7 @@ VENV   ?= .venv
 BIN    := $(VENV)/bin
 READY  := $(VENV)/.ready
 
-.PHONY: test train lint types unit timing test-long test-machines kill-test figures docs clean
+.PHONY: test train lint types unit timing test-long test-machines gpu kill-test figures docs clean
 
 test: lint types unit timing
 
@@ -39,6 +39,10 @@ test-long: $(READY)
 # Other processors, other versions of torch, numpy and scipy; `python tests/machines.py --list` names them.
 test-machines: $(READY)
 	$(BIN)/python tests/machines.py
+
+# What only a GPU can show, as a table; goes on where it was stopped.
+gpu: $(READY)
+	$(BIN)/python benchmarks/gpu_acceptance.py
 
 # The site, from docs/ and the docstrings; a broken link or name fails. Lies in build/site.
 docs: $(READY)
