@@ -157,7 +157,7 @@ def test_never_above_the_published_bounds(rule: str, mean: float) -> None:
         return  # one layer is of no use here: the gap grows with the mean
     # One point (a, delta(a)) of the trial's profile bounds rho by (1 + eta) ln(e^a + delta(a) / gamma).
     gamma, eta = Trials(rule, mean).stopping, Trials(rule, mean).eta
-    points = [(a, accounting.delta(TRAINING, epsilon=a).upper) for a in np.linspace(0.2, 1.2, 15)]
+    points = [(a, accounting.delta(TRAINING, epsilon=a).upper) for a in np.linspace(0.4, 1.0, 4)]
     gap = (1 + eta) * min(math.log(math.exp(a) + delta / gamma) for a, delta in points)
     assert epsilon <= gap + accounting.epsilon(TRAINING, delta=DELTA / mean).upper + 1e-3
 
