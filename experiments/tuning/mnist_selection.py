@@ -177,7 +177,8 @@ def clipped_sums(weights: list[Tensor], x: Tensor, y: Tensor, mask: Tensor, clip
 def replay(args: argparse.Namespace) -> None:
     """Tune many times on the finished table: draw trials as the rule says, release the one with the best score."""
     table = json.loads((args.table or args.out / "mnist_selection_table.json").read_text())
-    settings, rng = table["plan"]["settings"], np.random.default_rng(1)
+    shape, rng = table["plan"], np.random.default_rng(1)
+    settings, rate = shape["settings"], LOT / shape["examples"]
     summary: dict[str, dict[str, dict[str, float]]] = {}
     for budget, ways_of in table["tables"].items():
         for way, one in ways_of.items():
@@ -186,15 +187,22 @@ def replay(args: argparse.Namespace) -> None:
                 got = reported[-1]
             else:
                 got = np.array([once(way, score[:-1], reported[:-1], settings, rng) for _ in range(args.times)])
+            noise, pca = shape["noise"][budget][way]["noise"], PCA_NOISE[float(budget)]
+            event = event_of(way, noise, pca=pca, rate=rate, steps=shape["steps"], settings=settings)
             summary.setdefault(budget, {})[way] = {
+                "epsilon": epsilon(event, delta=DELTA).upper,
+                "epsilon_of_one_run": epsilon(
+                    PoissonSampled(rate, Gaussian(noise)) * shape["steps"], delta=DELTA
+                ).upper,
                 "mean": float(got.mean()),
                 "deviation": float(got.std(ddof=1)),
                 "worst_in_20": float(np.quantile(got, 0.05)),
                 "best_setting_of_the_table": float(reported[:-1].mean(1).max()),
                 "median_setting_of_the_table": float(np.median(reported[:-1].mean(1))),
             }
-            print(f"epsilon {budget}, {way}: {got.mean():.4f} +- {got.std(ddof=1):.4f}")
-    write(args.out / "mnist_selection.json", {"times": args.times, "plan": table["plan"], "accuracy": summary})
+            spent = summary[budget][way]["epsilon"]
+            print(f"{way}, epsilon {spent:.4f}: {got.mean():.4f} +- {got.std(ddof=1):.4f}")
+    write(args.out / "mnist_selection.json", {"times": args.times, "delta": DELTA, "accuracy": summary})
 
 
 def once(way: str, score: np.ndarray, reported: np.ndarray, settings: int, rng: np.random.Generator) -> float:

@@ -22,6 +22,7 @@ from hush.accounting import (
     grouped,
     pld,
     renyi,
+    selection,
     to_dict,
 )
 from hush.accounting.gupta import gupta
@@ -97,6 +98,39 @@ def test_the_bound_is_above_the_exact_leak_and_within_a_factor_of_two_somewhere(
                 if mean > 1.5 and epsilon >= 0.6 * top and said > 1e-6:
                     closest = max(closest, exact / said)
     assert closest > 0.5
+
+
+@pytest.mark.parametrize(("rule", "shape"), RULES)
+def test_few_layers_make_the_bound_wider_and_never_wrong(
+    rule: str, shape: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Cells are rounded to the private side, which a bound of many narrow cells would not show."""
+    rng, law = np.random.default_rng(3), oracle.number_law(rule, 8.0, shape)
+    for _ in range(10):
+        one, other = small_mechanisms(rng)
+        top = float(np.abs(np.log(one / other)).max()) * (1 + 1e-9)
+        losses = np.linspace(0, top, 60)
+        trial = Profile(losses, np.array([oracle.leak(one, other, loss) for loss in losses]))
+        winners = oracle.released(one, law), oracle.released(other, law)
+        fine = selected(trial, Trials(rule, 8.0, shape))
+        monkeypatch.setattr(selection, "_LAYERS", 4)
+        few = selected(trial, Trials(rule, 8.0, shape))
+        monkeypatch.undo()
+        for epsilon in np.linspace(0.0, 2.5 * top, 6):
+            exact, said = oracle.leak(*winners, epsilon), float(few(np.array([epsilon]))[0])
+            assert exact <= said + 1e-12 * math.exp(epsilon)
+            assert said >= float(fine(np.array([epsilon]))[0]) * (1 - 1e-9)
+
+
+def test_renyi_is_the_published_formula() -> None:
+    """Papernot and Steinke 2022, Theorem 2, with the best second order sought on a grid."""
+    seconds = np.geomspace(1.001, 1e4, 200_000)
+    for rule, mean, eta in (("geometric", 50.0, 1.0), ("logarithmic", 50.0, 0.0)):
+        gamma = Trials(rule, mean).stopping
+        second = np.min((1 - 1 / seconds) * seconds / 32 + math.log(1 / gamma) / seconds)
+        for order in (1.5, 5.0, 20.0):
+            expected = order / 32 + (1 + eta) * second + math.log(mean) / (order - 1)
+            assert renyi.divergence(Selected(Gaussian(4.0), rule, mean), order) == pytest.approx(expected, rel=1e-5)
 
 
 @pytest.mark.parametrize(("rule", "shape"), RULES)

@@ -136,12 +136,14 @@ def test_a_killed_tuning_goes_on_with_the_number_it_drew_and_is_charged_once(scr
     first = child(script, ledger)
     state = script.parent / "out" / "tuning.json"
     deadline = time.monotonic() + 120
-    while len(log_of(script)) < 2 and time.monotonic() < deadline:
+    while len(log_of(script)) < 4 and time.monotonic() < deadline:
         time.sleep(0.02)
     os.killpg(first.pid, signal.SIGKILL)
     first.communicate()
     drawn = json.loads(state.read_text())
     assert not drawn["ended"] and len(drawn["order"]) == 6 and len(drawn["done"]) < 6
+    ended = {int(path.parent.name) for path in (script.parent / "out").glob("trials/*/score.json")}
+    assert ended & set(drawn["done"]) <= {drawn["best"]["trial"]}  # those that had lost were deleted
     with Ledger(ledger) as book:
         assert [page.name for page in book.pages()] == [drawn["account"]]  # charged before the first trial
     same = {"mean": 5.99999, "ledger": ledger}
@@ -189,9 +191,13 @@ def test_a_crash_between_state_and_charge_is_charged_when_it_goes_on(
         with pytest.raises(OSError, match="disk full"):
             run(script, [{"name": "a"}], ledger=ledger)
     assert log_of(script) == []
+    drawn = json.loads((script.parent / "out" / "tuning.json").read_text())  # drawn and kept before the charge
     run(script, [{"name": "a"}], ledger=ledger, resume=True)
+    assert len(log_of(script)) == len(drawn["order"])
     with Ledger(ledger) as book:
-        assert len(book.pages()) == 1 and book.remaining() == Budget(epsilon=3.0, delta=9e-5)
+        assert [page.name for page in book.pages()] == [drawn["account"]] and book.remaining() == Budget(
+            epsilon=3.0, delta=9e-5
+        )
 
 
 def test_another_tuning_in_the_folder_is_refused(script: Path) -> None:
