@@ -7,6 +7,7 @@ python benchmarks/noise.py --device cuda    the kernels: keystream and integers 
 """
 
 import argparse
+import functools
 import itertools
 import json
 import platform
@@ -20,11 +21,11 @@ import numpy as np
 import torch
 
 from hush.clipping.bounded_sum import BoundedSum, Group
-from hush.noise.float_safe import _release, add_discrete_noise, grid_deviations
+from hush.noise.float_safe import _release, add_float_safe_noise, grid_deviations
 from hush.noise.gaussian import add_noise
 from hush.randomness.chacha20 import fill_keystream
-from hush.randomness.discrete_gaussian import OnGrid, discrete_gaussian, rounded_gaussian
 from hush.randomness.gaussian_samples import RUN, Normals, fill_normals
+from hush.randomness.rounded_gaussian import OnGrid
 from hush.randomness.streams import Key
 
 SUBKEY = bytes(range(32))
@@ -72,47 +73,36 @@ def cpu_rows(sizes: list[int], repeats: int) -> dict[str, float]:
     sums, out = tensors_of(sizes, "cpu"), tensors_of(sizes, "cpu")
     total = BoundedSum(sums, (Group(tuple(sums), 1.0),))
     count = sum(sizes)
-    normals, steps = Normals(Key.from_os()), iter(range(10**9))
+    normals = Normals(Key.from_os())
     words = bytearray(4 * count)
     rows = {
         "torch.randn": seconds(lambda: torch.randn(count), "cpu", repeats),
         "keystream": seconds(lambda: fill_keystream(memoryview(words), SUBKEY, 0, 0), "cpu", repeats),
-        "normals": seconds(lambda: normals.draw(next(steps), count), "cpu", repeats),
+        "normals": seconds(lambda: normals.on_cpu(normals.begin(), count), "cpu", repeats),
         "release with torch.randn": seconds(lambda: with_randn(sums, out), "cpu", repeats),
         "release": seconds(
-            lambda: add_noise(total, noise_multiplier=0.7, normals=normals, step=next(steps), scale=1 / 600, out=out),
+            lambda: add_noise(total, noise_multiplier=0.7, normals=normals, scale=1 / 600, out=out),
             "cpu", repeats,
         ),
     }  # fmt: skip
 
-    def prepared() -> float:
-        step = next(steps)
-        normals.prepare(step, count)
-        assert normals._prepared is not None
-        normals._prepared.numbers.result()
-        begin = time.perf_counter()
-        add_noise(total, noise_multiplier=0.7, normals=normals, step=step, scale=1 / 600, out=out)
-        return time.perf_counter() - begin
-
-    rows["release, numbers drawn ahead"] = statistics.median(prepared() for _ in range(repeats))
     if count < 2_000_000:
         rows["release, float-safe"] = seconds(
-            lambda: add_discrete_noise(
-                total, noise_multiplier=0.7, normals=normals, step=next(steps), scale=1 / 600, out=out
+            lambda: add_float_safe_noise(
+                total, noise_multiplier=0.7, normals=normals, scale=1 / 600, out=out
             ),
             "cpu", max(3, repeats // 5),
         )  # fmt: skip
-    normals.close()
     return rows
 
 
 def same_integers() -> str:
     """Releases on a grid, with the GPU's integers and with the CPU's."""
-    from hush.kernels.noise import discrete
+    from hush.kernels.noise import rounded
 
     generator = torch.Generator().manual_seed(0)
-    for rounded, sigma, margin in itertools.product((True, False), (128.5, 3e4, 1.7e7, 2.0**36), (None, 1e-3)):
-        kind = discrete.Release if rounded else discrete.DiscreteRelease
+    for sigma, margin in itertools.product((128.5, 3e4, 1.7e7, 2.0**36), (None, 1e-3)):
+        kind = rounded.Release
         if margin is not None:  # nearly all that happens is settled in 128 bits
             kind = type("Wide", (kind,), {"_margin": margin})
         count = 4_000_003 if margin is None else 20_001
@@ -121,9 +111,9 @@ def same_integers() -> str:
         parts = [(total.cuda(), grid, torch.empty(len(total), device="cuda")) for total in totals]
         kind(parts, scale=0.3, subkey=SUBKEY, step=11).launch()
         copies = [(total, grid, torch.empty_like(total)) for total in totals]
-        _release(copies, 0.3, rounded_gaussian if rounded else discrete_gaussian, (SUBKEY, 11))
+        _release(copies, 0.3, SUBKEY, 11)
         for mine, theirs in zip(parts, copies, strict=True):
-            assert torch.equal(mine[2].cpu(), theirs[2]), f"integers differ: {rounded=}, {sigma=}, {margin=}"
+            assert torch.equal(mine[2].cpu(), theirs[2]), f"integers differ: {sigma=}, {margin=}"
     return "equal bit for bit, and so is what is released"
 
 
@@ -158,16 +148,16 @@ def gpu_checks() -> dict[str, Any]:
     answer["largest of 40 million"] = largest
 
     answer["integers"] = same_integers()
-    # Steps counted on the device, in a captured graph.
+    # Key and step in device memory, read by a captured graph.
     part = (torch.zeros(10_000, device="cuda"), 1.0, torch.empty(10_000, device="cuda"))
-    prepared = Release([part], scale=1.0, subkey=SUBKEY, step=5)
+    prepared = Release([part], scale=1.0, subkey=bytes(32), step=0)
     prepared.launch()  # compiles outside the capture
     torch.cuda.synchronize()
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
         prepared.launch()
-        prepared.next_step()
     for step in (5, 6, 7):
+        prepared.at(SUBKEY, step, [1.0])
         graph.replay()
         assert np.abs(part[2].cpu().numpy() - on_cpu(10_000, step)).max() < 1e-5, f"replayed step {step} is wrong"
     answer["captured graph"] = "replays step after step"
@@ -175,29 +165,25 @@ def gpu_checks() -> dict[str, Any]:
 
 
 def gpu_rows(sizes: list[int], repeats: int) -> dict[str, float]:
-    from hush.kernels.noise import discrete
+    from hush.kernels.noise import rounded
     from hush.kernels.noise.gaussian import Release
 
     sums, out = tensors_of(sizes, "cuda"), tensors_of(sizes, "cuda")
     total = BoundedSum(sums, (Group(tuple(sums), 1.0),))
     count = sum(sizes)
-    normals, steps = Normals(Key.from_os()), iter(range(10**9))
-    prepared = Release(
-        [(sums[name], 0.7, out[name]) for name in sums], scale=1 / 600, subkey=normals.subkey(), step=0
-    )  # fmt: skip
+    normals = Normals(Key.from_os())
+    deviations, grids = [0.7] * len(sums), list(grid_deviations(total, 0.7).values())
 
-    grids = grid_deviations(total, 0.7)
-    on_grid = discrete.Release(
-        [(sums[name], grids[name], out[name]) for name in sums], scale=1 / 600, subkey=normals.subkey(), step=0
-    )  # fmt: skip
+    def ready(kind: Any, deviations: list) -> Any:
+        parts = list(zip(sums.values(), deviations, out.values(), strict=True))
+        return kind(parts, scale=1 / 600, subkey=bytes(32), step=0)
 
-    def ours() -> None:
-        prepared.launch()
-        prepared.next_step()
+    prepared, on_grid = ready(Release, deviations), ready(rounded.Release, grids)
 
-    def float_safe() -> None:
-        on_grid.launch()
-        on_grid.next_step()
+    def written(release: Any, deviations: list, launch: Callable[[], None]) -> None:
+        claim = normals.begin()
+        release.at(claim.subkey(), claim.step, deviations)
+        launch()
 
     def captured(work: Callable[[], None]) -> Callable[[], None]:
         work()
@@ -207,20 +193,21 @@ def gpu_rows(sizes: list[int], repeats: int) -> dict[str, float]:
             work()
         return graph.replay
 
+    rows = {}
+    for name, release, wanted in (("", prepared, deviations), ("float-safe, ", on_grid, grids)):
+        replay = captured(release.launch)
+        for how, launch in (("prepared", release.launch), ("captured", replay)):
+            work = functools.partial(written, release, wanted, launch)
+            rows[f"release, {name}{how}"] = seconds(work, "cuda", repeats)
     flat = torch.empty(count, device="cuda")
     return {
         "torch.randn": seconds(lambda: flat.normal_(), "cuda", repeats),
         "release with torch.randn": seconds(lambda: with_randn(sums, out), "cuda", repeats),
         "release with torch.randn, captured": seconds(captured(lambda: with_randn(sums, out)), "cuda", repeats),
         "release": seconds(
-            lambda: add_noise(total, noise_multiplier=0.7, normals=normals, step=next(steps), scale=1 / 600, out=out),
-            "cuda", repeats,
+            lambda: add_noise(total, noise_multiplier=0.7, normals=normals, scale=1 / 600, out=out), "cuda", repeats
         ),
-        "release, prepared": seconds(ours, "cuda", repeats),
-        "release, captured": seconds(captured(ours), "cuda", repeats),
-        "release, float-safe, prepared": seconds(float_safe, "cuda", repeats),
-        "release, float-safe, captured": seconds(captured(float_safe), "cuda", repeats),
-    }  # fmt: skip
+    } | rows  # fmt: skip
 
 
 def main() -> None:

@@ -13,14 +13,13 @@ from torch import Tensor
 
 from hush.clipping.bounded_sum import BoundedSum, Group
 from hush.clipping.clips import Clip
-from hush.clipping.rounding import slack
+from hush.clipping.rounding import pieces_needed
 from hush.gradients.graph import Edge, Graph, read
 from hush.gradients.plan import GENERIC, Plan, PlannedSite, plan_for
-from hush.gradients.sums.blocks import BLOCK, blocked_additions
 from hush.gradients.sums.norms import upper_squared_norms
 from hush.gradients.sums.per_example import Contribution, Site, Stored, Weights
 from hush.gradients.sums.shared import leaves_below, pulled_back, reshaped, together
-from hush.gradients.sums.small import bundled
+from hush.gradients.sums.small import Bundle, bundled
 
 
 def clipped_sum(
@@ -35,8 +34,8 @@ def clipped_sum(
     """The sum over examples of their clipped gradients, with the bound on what one example can move it by.
 
     Guarantee: each example adds at most the clip's bound to each group, in L2 norm and after rounding; an example with
-    a non-finite gradient adds exactly zero and touches no other. The bound of the result includes the slack of
-    summation over `rows` examples (default: the length of `losses`; give the physical batch size, which is public).
+    a non-finite gradient adds exactly zero and touches no other. The bound of the result is that of `clip.sum_bounds`,
+    whatever the batch; a batch that rounds more is summed in pieces, as if it had `rows` examples if those are more.
 
     `losses` holds one loss per example. `mask` is 0 (False) for padding rows, which then add exactly zero; all other
     values count as True. Every trainable
@@ -49,38 +48,34 @@ def clipped_sum(
     >>> clipped_sum(losses, dict(model.named_parameters()), FlatClip(1.0)).tensors["weight"].round(decimals=3)
     tensor([[0.9000, 1.2000]])
     """
-    groups = clip.groups(params)
     if mask is not None and mask.dtype != torch.bool:
         mask = mask != 0  # a mask tells who counts, never how much: a factor above 1 would break the bound
     with _quiet(losses):
         batch = losses.shape[0] if losses.dim() == 1 else 0
         found = _contributions(losses, params, allow_unused)
         tensors: dict[str, Tensor] = {}
-        bounded: list[Group] = []
         count: BoundedSum | None = None
-        for group in groups:
+        for group in clip.groups(params):
             here = {name: found[name] for name in group.names if name in found}
             bundles = bundled(here, {name: tuple(params[name].shape) for name in here})
             parts = [(bundle.contribution, bundle.shape) for bundle in bundles]
             if parts:
                 squared = upper_squared_norms(parts)
                 weights = _weights(clip.factors(squared, group.bound), squared, mask)
+                exact = all(params[name].dtype == torch.float64 for name in here)
+                kind = torch.float64 if exact else torch.float32
+                additions = partial(_additions, parts)
+                pieces = pieces_needed(additions, max(rows or 0, batch), kind)
                 for bundle in bundles:
-                    tensors |= bundle.sums(weights)
+                    tensors |= _sums(bundle, weights, pieces)
                 below = clip.below(squared, group.bound)
                 if below is not None:
                     count = _count(below if mask is None else below * mask)
-            together = max(rows or 0, batch)
-            additions = max([part.additions(together) for part, _ in parts], default=blocked_additions(together, BLOCK))
-            exact = bool(here) and all(tensors[name].dtype == torch.float64 for name in here)
-            dtype = torch.float64 if exact else torch.float32
-            extra = slack(additions, dtype)
-            bounded.append(Group(group.names, group.bound * (1 + extra)))
         ordered = {name: tensors[name] if name in tensors else _zeros(params[name]) for name in params}
         if count is None and batch == 0:
             below = clip.below(torch.zeros(0), 1.0)
             count = None if below is None else _count(below)
-        return BoundedSum(ordered, tuple(bounded), count)
+        return BoundedSum(ordered, clip.sum_bounds(params), count)
 
 
 def squared_norms(losses: Tensor, params: Mapping[str, Tensor], *, allow_unused: bool = False) -> dict[str, Tensor]:
@@ -115,6 +110,21 @@ def _weights(factors: Tensor, squared: Tensor, mask: Tensor | None) -> Weights:
     if squared.device.type == "cpu" and torch._C._len_torch_dispatch_stack() == 0 and isfinite(squared.sum().item()):
         return Weights(factors)
     return Weights(factors, ~squared.isfinite())
+
+
+def _additions(parts: Sequence[tuple[Contribution, object]], examples: int) -> float:
+    return max(part.additions(examples) for part, _ in parts)
+
+
+def _sums(bundle: Bundle, weights: Weights, pieces: int) -> dict[str, Tensor]:
+    """The weighted sums of a bundle; in pieces, each of which holds other examples, added up in fp64."""
+    if pieces == 1:
+        return bundle.sums(weights)
+    total: dict[str, Tensor] = {}
+    for part in weights.cut(pieces):
+        for name, tensor in bundle.sums(part).items():
+            total[name] = total[name].add_(tensor) if name in total else tensor.double()
+    return total
 
 
 def _count(values: Tensor) -> BoundedSum:

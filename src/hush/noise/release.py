@@ -1,7 +1,6 @@
 """The release of a lot: its sum, with noise of the scale that was paid for, becomes `p.grad`. Its only writer."""
 
 from collections.abc import Callable, Mapping
-from os import cpu_count
 from typing import Any, NamedTuple
 
 import torch
@@ -12,13 +11,10 @@ from hush.captured.step import PlannedRelease, Update
 from hush.clipping.bounded_sum import BoundedSum
 from hush.clipping.clips import Clip, QuantileClip
 from hush.gradients.sums.lot_sum import LotSum
-from hush.noise.float_safe import add_discrete_noise, distance_over, grid_deviations
+from hush.noise.float_safe import add_float_safe_noise, distance_over, grid_deviations
 from hush.noise.gaussian import add_noise, check_release, standard_deviations
 from hush.randomness.gaussian_samples import Normals
 from hush.randomness.streams import Key
-
-_CORES = cpu_count() or 1
-_WORTH_PREPARING = 20_000  # numbers; below that handing them to another thread costs more than drawing them
 
 
 class Due(NamedTuple):
@@ -44,23 +40,11 @@ class Releaser:
 
     def take(self, key: Key) -> None:
         """Draw all further noise from this key."""
-        self._normals.close()
         self._normals, self._count_normals = Normals(key), Normals(key, "count")
 
     def close(self) -> None:
-        """End what runs in the background, let go of what was captured."""
-        self._normals.close()
+        """Let go of what was captured."""
         self._update = Update()
-
-    def prepare(self, due: Due) -> None:
-        """Let the noise of a lot be drawn while its gradients are computed, where a core is free for that."""
-        if self._discrete or due.noise == 0 or torch.get_num_threads() >= _CORES:
-            return  # without a free core both would wait for each other: benchmarks/NOTES.md
-        if next(iter(due.parameters.values())).is_cuda:
-            return  # its numbers are drawn on the GPU
-        count = sum(parameter.numel() for parameter in due.parameters.values() if parameter.device.type == "cpu")
-        if count >= _WORTH_PREPARING:
-            self._normals.prepare(due.step, count)
 
     def release(self, lot: LotSum, due: Due) -> tuple[dict[str, float], Clip | None]:
         """Write the released gradients.
@@ -72,7 +56,7 @@ class Releaser:
         noise = clip.gradient_noise(joint) * (1 + 1e-12) if isinstance(clip, QuantileClip) else joint
         scale = 1 / self._expected_size
         places = {name: _place(total.tensors[name], parameter) for name, parameter in parameters.items()}
-        release = add_discrete_noise if self._discrete and joint else add_noise
+        release = add_float_safe_noise if self._discrete and joint else add_noise
         release(total, noise_multiplier=noise, normals=self._normals, step=step, scale=scale, out=places)
         for name, parameter in parameters.items():
             parameter.grad = places[name]
@@ -91,11 +75,9 @@ class Releaser:
         placed = lot.put_off
         if not isinstance(placed, Placed) or due.noise == 0:
             return None
-        reasons = due.clip, due.noise, lot.slack, self._normals
+        reasons = due.clip, due.noise, self._normals
         if self._total is not placed.total or self._reasons != reasons:
-            self._planned = self._plan(
-                BoundedSum(placed.total.tensors, lot.bounds(due.parameters, due.clip)), due.noise
-            )
+            self._planned = self._plan(BoundedSum(placed.total.tensors, due.clip.sum_bounds(due.parameters)), due.noise)
             self._total, self._reasons = placed.total, reasons
         return self._update.prepare(optimizer, self._planned, placed, due.step)
 
@@ -108,8 +90,12 @@ class Releaser:
 
 
 def distance_of_run(steps: int, parameters: Mapping[str, Tensor]) -> float:
-    """How far the discrete noise of so many steps may lie from its exact law."""
-    return distance_over(steps * sum(parameter.numel() for parameter in parameters.values()))
+    """How far the float-safe noise of so many steps may lie from its exact law.
+
+    `parameters` are all that the model has, since frozen ones may be trained later; a step may release the
+    count of an adaptive clip beside them.
+    """
+    return distance_over(steps * (1 + sum(parameter.numel() for parameter in parameters.values())))
 
 
 def _place(total: Tensor, parameter: Tensor) -> Tensor:
