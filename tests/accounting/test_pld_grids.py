@@ -26,7 +26,7 @@ BASES = {
     "sampled laplace": curves.sampled(curves.of_mechanism(Laplace(0.5)), 0.2),
     "sampled response": curves.sampled(curves.of_mechanism(PureDP(2.0)), 0.01),
     "group": group(4, 0.1, 1.5),
-    "allocated": allocated(curves.of_mechanism(Gaussian(1.5)), 4, delta=1e-8),
+    "allocated": allocated(Gaussian(1.5), 4, delta=1e-8),
 }
 
 

@@ -35,6 +35,7 @@ from hush.accounting.failures import truncated_poisson
 from hush.accounting.filters import BudgetExceeded, Filter, Odometer
 from hush.accounting.moments import MomentsAccountant
 from hush.accounting.selection import Trials
+from hush.accounting.tradeoff import true_positive_rate
 
 __all__ = [
     "ACCOUNTANTS",
@@ -83,5 +84,6 @@ __all__ = [
     "strong",
     "theorem1",
     "to_dict",
+    "true_positive_rate",
     "truncated_poisson",
 ]

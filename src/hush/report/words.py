@@ -42,7 +42,7 @@ def guarantee(statement: "Statement") -> Rows:
         ("Epsilon", f"{rounded_up(e.upper)} at delta {statement.delta:g}, for the whole plan"),
         (
             "Lower bound",
-            f"the plan costs at least {math.floor(1000 * e.lower) / 1000:g}; no accountant can state less",
+            f"the accounted event costs at least {math.floor(1000 * e.lower) / 1000:g}; no accountant can state less",
         ),
         ("Accountant", ACCOUNTANT_NAMES[statement.accountant]),
         ("Unit of privacy", UNIT),

@@ -47,6 +47,7 @@ class Curve:
     anchor: float = 0.0
     floor: float = 0.0  # values below this are not resolved
     lattice: float = 0.0  # if positive: losses are the anchor plus multiples of this, and a grid should hold them all
+    lower: "Curve | None" = None  # where this curve is only an upper bound: the one to take for a lower bound
 
     def reversed(self) -> "Curve":
         """The curve of Q against P."""
@@ -62,7 +63,12 @@ class Curve:
             scale = np.exp(epsilons)
             return scale * value, scale * (error + _FEW * value * (1 - epsilons))
 
-        return self if self.symmetric else Curve(call, put, False, -self.anchor, self.floor)
+        lower = self.lower.reversed() if self.lower else None
+        return self if self.symmetric else Curve(call, put, False, -self.anchor, self.floor, lower=lower)
+
+    @property
+    def below(self) -> "Curve":
+        return self.lower or self
 
 
 def _scaled_by_exp(value: Array, exponent: Array) -> Array:
@@ -141,29 +147,15 @@ def concentrated(rho: float) -> Curve:
     return of_profile(profile, 400)
 
 
-def without_replacement(base: Curve, doubled: Curve, rate: float) -> Curve:
-    """An upper curve for a lot of fixed size, from the mechanism's curve and that at twice the sensitivity.
+def without_replacement(doubled: Curve, rate: float) -> Curve:
+    """An upper curve, both ways, for a lot of fixed size, from the mechanism's curve at twice the sensitivity.
 
     A lot without the record has another one in its place, so P = (1 - q) A + q B(record), Q = (1 - q) A + q B(null)
-    where A is one contribution from B(null), and two from B(record). Advanced joint convexity (Balle, Barthe, Gaboardi
-    2018, Theorem 2): with e^epsilon = 1 + q (e^x - 1) and b = e^(epsilon - x), H(P, Q) is at most
-    q (1 - b) H(two) + q b H(one), both at x.
+    where A is one contribution from B(null) and two from B(record). By advanced joint convexity (Balle, Barthe,
+    Gaboardi 2018, Theorem 2) a mixture of both replaces Q: with e^epsilon = 1 + q (e^x - 1), either direction is at
+    most q times the doubled mechanism's curve at x.
     """
-
-    def call(epsilons: Array) -> Evaluated:
-        inner = _before_sampling(epsilons, rate)
-        one, one_error = base.call(inner)
-        two, two_error = doubled.call(inner)
-        share = np.exp(epsilons - inner)
-        value = rate * ((1 - share) * two + share * one)
-        return value, rate * (one_error + two_error) + _FEW * (2 + inner) * rate * two
-
-    def put(epsilons: Array) -> Evaluated:
-        value, error = base.call(_before_sampling(-epsilons, rate))
-        scale = np.exp(epsilons) * rate
-        return scale * value, scale * error + _FEW * (2 - epsilons) * scale * value
-
-    return Curve(call, put, False)
+    return _mirrored(sampled(doubled, rate).call)
 
 
 def sampled(base: Curve, rate: float) -> Curve:

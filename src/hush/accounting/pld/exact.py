@@ -14,7 +14,8 @@ def delta(part: Part, epsilon: float) -> Interval:
     for direction in (part, part.reversed()):
         at = np.array([epsilon])
         (value,), (error,) = direction.curve.call(at)
-        lows.append(value - error)
+        (low,), (low_error,) = direction.curve.below.call(at)
+        lows.append(low - low_error)
         highs.append(value + error)
     return Interval(max(0.0, float(max(lows))), min(1.0, float(max(highs))))
 

@@ -58,12 +58,11 @@ def _curve(mechanism: Event, delta: float) -> Curve:
         case PoissonSampled(rate, inner):
             return curves.sampled(curves.of_mechanism(inner), rate)
         case WithoutReplacement(lot_size, examples, Gaussian(noise)):
-            one, two = (curves.of_mechanism(Gaussian(noise / times)) for times in (1, 2))
-            return curves.without_replacement(one, two, lot_size / examples)
+            return curves.without_replacement(curves.of_mechanism(Gaussian(noise / 2)), lot_size / examples)
         case Grouped(size, PoissonSampled(rate, Gaussian(noise))):
             return group(size, rate, noise)
         case Allocated(lots, inner):
-            return allocated(curves.of_mechanism(inner), lots, delta=delta)
+            return allocated(inner, lots, delta=delta)
     raise refuse(mechanism)
 
 

@@ -11,10 +11,12 @@ from hush.accounting.pld.compose import Tail, compose
 from hush.accounting.pld.curves import Array, Curve
 from hush.accounting.pld.discretise import Grid, optimistic, pessimistic
 from hush.accounting.pld.jumps import Split, split
+from hush.accounting.pld.solve import solve_lower, solve_upper
 
 RELATIVE, ABSOLUTE = 1e-3, 1e-4  # the interval aimed at: 0.1 % of epsilon, or 1e-4
 _SMALLEST = 1e-290
 _ROUNDS = 5
+_LEAST_HEIGHT, _LARGEST_LOSS = 1e-60, 1e6
 _LEAST = 1 << 16
 _WORK = 3 << 21  # points of all grids for one direction: some seconds, and some hundred MB
 
@@ -80,6 +82,8 @@ def _larger(one: Interval, other: Interval) -> Interval:
 
 def _epsilon(parts: Sequence[Part], target: float, *, beside: float = 0.0) -> Interval:
     """The interval of one direction; no more than a bound is needed where the other one is `beside` it and larger."""
+    if not _resolved(parts):
+        return Interval(0.0, math.inf)
     atoms = _atoms(parts, target)
     saddle, whole = pilot.saddle_for_delta(atoms, math.log(target))
     start = _Guess(max(saddle.mean, 0.0), saddle.tilt)
@@ -121,8 +125,8 @@ def _refined(
     for round_ in range(_ROUNDS):
         pair = work.done(way(guess, work.within(_Aim(target, tolerance, 8.0 * 4**round_))))
         nudge = 0.02 * max(RELATIVE * guess.epsilon, ABSOLUTE)
-        upper = _solve_upper(pair.above, guess.epsilon, target, nudge)
-        lower = _solve_lower(pair.below, guess.epsilon, target, nudge)
+        upper = solve_upper(pair.above, guess.epsilon, target, nudge)
+        lower = solve_lower(pair.below, guess.epsilon, target, nudge)
         best = Interval(max(best.lower, lower), min(best.upper, upper))
         over = _width_over_goal(best)
         if done(best) or pair.finest or work.spent(pair):
@@ -140,6 +144,8 @@ def _width_over_goal(found: Interval) -> float:
 
 
 def _delta(parts: Sequence[Part], epsilon: float, *, beside: float = 0.0) -> Interval:
+    if not _resolved(parts):
+        return Interval(0.0, 1.0)
     target = 1e-20
     for _ in range(4):
         atoms = _atoms(parts, target)
@@ -178,6 +184,15 @@ def _at(pair: "_Pair", epsilon: float, best: Interval) -> Interval:
     low = pair.below.delta(epsilon + pair.below.blur)[0]
     high = pair.above.delta(max(0.0, epsilon - pair.above.blur))[1]
     return Interval(max(best.lower, low), min(best.upper, high))
+
+
+def _resolved(parts: Sequence[Part]) -> bool:
+    """Whether all losses are of sizes that a grid can hold: not all but nothing, and not beyond a million."""
+    ends = [part.curve.call(np.array([0.0, _LARGEST_LOSS]))[0] for part in parts]
+    return all(
+        least > _LEAST_HEIGHT and most <= max(part.curve.floor, 0.5 * least)
+        for part, (least, most) in zip(parts, ends, strict=True)
+    )
 
 
 def _atoms(parts: Sequence[Part], target: float) -> list[pilot.Atoms]:
@@ -254,8 +269,8 @@ def _tails(
         last = max(math.ceil(high / step) + 1, 2)
         above.append((pessimistic(part.curve, min(math.floor(low / step), -2), last, step), part.count))
         if both:
-            low = max(min(low, pilot.lowest_put(part.curve)), high - step * aim.most)
-            below.append((optimistic(part.curve, min(math.floor(low / step), -2), last, step), part.count))
+            low = max(min(low, pilot.lowest_put(part.curve.below)), high - step * aim.most)
+            below.append((optimistic(part.curve.below, min(math.floor(low / step), -2), last, step), part.count))
     size = max(window.size, *(len(grid.masses) for grid, _ in above + below))
     larger = compose(above, window)
     return _Pair(larger, compose(below, window) if both else larger, finest, size)
@@ -294,8 +309,8 @@ def _splits(parts: Sequence[Part], atoms: Sequence[pilot.Atoms], guess: _Guess, 
         last = max(math.ceil(min(cut, high) / step) + 1, 8)
         far = _far(last * step, high, step, ratio)
         above.append((pessimistic(part.curve, min(math.floor(low / step), -2), last, step, far), part.count))
-        low = max(min(low, pilot.lowest_put(part.curve)), cut - step * aim.most)
-        below.append((optimistic(part.curve, min(math.floor(low / step), -2), last, step, far), part.count))
+        low = max(min(low, pilot.lowest_put(part.curve.below)), cut - step * aim.most)
+        below.append((optimistic(part.curve.below, min(math.floor(low / step), -2), last, step, far), part.count))
     size = max(body.size, beside.size, *(len(grid.masses) for grid, _ in above + below))
     return _Pair(split(above, body, beside), split(below, body, beside), finest, size)
 
@@ -306,53 +321,3 @@ def _far(start: float, end: float, step: float, ratio: float) -> Array:
     while losses[-1] < end:
         losses.append(losses[-1] + max(step, ratio * losses[-1]))
     return np.array(losses[1:])
-
-
-def _solve_upper(tail: Tail | Split, start: float, target: float, nudge: float) -> float:
-    """An epsilon at which the upper bound of delta is at most the target; infinite if none was found."""
-    if tail.delta(0.0)[1] <= target:
-        return 0.0
-    guess = _newton(lambda at: tail.delta(at)[1:], start, target, nudge)
-    step = nudge
-    for _ in range(60):
-        if tail.delta(guess + step)[1] <= target:
-            found = _nearest(lambda at: tail.delta(at)[1] <= target, guess + step, guess, nudge)
-            return found * (1 + 1e-13) + tail.blur
-        guess, step = guess + step, 2 * step
-    return math.inf
-
-
-def _solve_lower(tail: Tail | Split, start: float, target: float, nudge: float) -> float:
-    """An epsilon at which the lower bound of delta is still above the target; 0 if none was found."""
-    guess = _newton(lambda at: tail.delta(at)[::2], start, target, nudge)
-    step = nudge
-    while guess - step > 0:
-        if tail.delta(guess - step)[0] > target:
-            found = _nearest(lambda at: tail.delta(at)[0] > target, guess - step, guess, nudge)
-            return max(0.0, found * (1 - 1e-13) - tail.blur)
-        guess, step = guess - step, 2 * step
-    return 0.0
-
-
-def _nearest(holds: Callable[[float], bool], good: float, bad: float, nudge: float) -> float:
-    """A point where the condition was seen to hold, if possible close to `bad` or to one where it fails."""
-    for _ in range(16):
-        if abs(good - bad) <= 1.5 * nudge:
-            break
-        middle = (good + bad) / 2
-        good, bad = (middle, bad) if holds(middle) else (good, middle)
-    return good
-
-
-def _newton(bound: Callable[[float], tuple[float, float]], start: float, target: float, nudge: float) -> float:
-    """Where the bound is roughly the target, by Newton's steps on its logarithm."""
-    at = start
-    for _ in range(8):
-        value, slope = bound(at)
-        if not (value > 0 and slope > 0):
-            break
-        move = math.log(value / target) * value / slope
-        at = max(at + move, 0.0)
-        if abs(move) < nudge / 2:
-            break
-    return at
