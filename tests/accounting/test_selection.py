@@ -1,5 +1,6 @@
 """Private selection: never below what is exact on small mechanisms, near it somewhere, and the published numbers."""
 
+import itertools
 import math
 import time
 
@@ -120,6 +121,21 @@ def test_few_layers_make_the_bound_wider_and_never_wrong(
             exact, said = oracle.leak(*winners, epsilon), float(few(np.array([epsilon]))[0])
             assert exact <= said + 1e-12 * math.exp(epsilon)
             assert said >= float(fine(np.array([epsilon]))[0]) * (1 - 1e-9)
+
+
+@pytest.mark.parametrize(("rule", "shape"), RULES)
+def test_every_cell_is_bounded_by_its_worst_point(rule: str, shape: float) -> None:
+    """rho(t) = ln h(t) / h(t'), t' the most that a curve of losses allows above an output with t above it."""
+    losses = np.linspace(0.0, 1.5, 40)
+    trial = Profile(losses, np.array([accounting.delta(Gaussian(2.0), epsilon=float(a)).upper for a in losses]))
+    trials, ends = Trials(rule, 8.0, shape), np.array([0.0, 0.01, 0.2, 0.5, 1.0])
+    gaps = selection._gaps(trial, trials, ends, trials.log_fall(ends))
+    both = np.concatenate([-losses, losses])
+    for cell, (low, high) in enumerate(itertools.pairwise(ends)):
+        t = np.linspace(low, high, 50)
+        most = np.min(np.exp(both)[:, None] * t + trial.at(both)[:, None], axis=0)
+        rho = trials.log_fall(np.minimum(most, 1.0)) - trials.log_fall(t)
+        assert rho.max() <= gaps[cell]
 
 
 def test_renyi_is_the_published_formula() -> None:
