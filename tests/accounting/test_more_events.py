@@ -203,3 +203,14 @@ def test_accountants_refuse_by_name_what_they_do_not_know():
     with pytest.raises(ValueError, match="DiscreteGaussian"):
         moments.epsilon(PoissonSampled(0.1, DiscreteGaussian(1.0)), delta=1e-5)
     assert moments.epsilon(DiscreteGaussian(3.0), delta=1e-5) == moments.epsilon(Gaussian(3.0), delta=1e-5)
+
+
+@pytest.mark.parametrize("accountant", ["pld", "renyi", "moments", "strong"])
+def test_epsilon_is_asked_for_what_failures_leave_of_delta(accountant):
+    box = laws.with_failure(laws.randomised_response(2, 0.3), 1e-3)
+    four = laws.composed(*[box] * 4)
+    found = epsilon(BOX * 4, delta=0.02, accountant=accountant)
+    assert float(laws.delta(four, found.upper)) <= 0.02 * (1 + 1e-9)
+    if accountant == "pld":
+        assert float(laws.delta(four, found.lower)) >= 0.02 * (1 - 1e-6)
+        assert found.upper - found.lower <= 2e-3

@@ -16,6 +16,7 @@ from hush import accounting
 from hush.accounting import Budget, Gaussian, Selected
 from hush.commands.tune import OwnTrials
 from hush.ledger import BudgetExhausted, Ledger
+from hush.ledger.owned import FolderInUse, held
 from hush.tuning import PAY_FOR_EACH, Trial, Tuned, tune
 
 BUDGET = Budget(epsilon=2.0, delta=1e-5)
@@ -76,7 +77,7 @@ def test_the_best_trial_is_released_and_nothing_else_is_left(script: Path) -> No
     assert tuned.score == tuned.settings["score"]  # type: ignore[index]
     assert tuned.folder is not None and (tuned.folder / "model").read_text() == best
     left = {str(path.relative_to(script.parent / "out")) for path in (script.parent / "out").rglob("*")}
-    assert left == {"tuning.json", "tuning.lock", "winner", "winner/model", "winner/score.json"}
+    assert left == {"tuning.json", "winner", "winner/model", "winner/score.json"}
     kept = (script.parent / "out" / "tuning.json").read_text()
     assert json.loads(kept)["order"] == json.loads(kept)["done"] == []  # how many trials ran is a secret
     assert "ill" not in kept and os.stat(script.parent / "out" / "tuning.json").st_mode & 0o77 == 0
@@ -145,7 +146,7 @@ def test_a_killed_tuning_goes_on_with_the_number_it_drew_and_is_charged_once(scr
     ended = {int(path.parent.name) for path in (script.parent / "out").glob("trials/*/score.json")}
     assert ended & set(drawn["done"]) <= {drawn["best"]["trial"]}  # those that had lost were deleted
     with Ledger(ledger) as book:
-        assert [page.name for page in book.pages()] == [drawn["account"]]  # charged before the first trial
+        assert [page.name for page in book.accounts()] == [drawn["account"]]  # charged before the first trial
     same = {"mean": 5.99999, "ledger": ledger}
     settings = [{"name": "a", "seconds": 0.3}, {"name": "b", "seconds": 0.3, "score": 0.7}]
     with pytest.raises(ValueError, match="--resume"):
@@ -160,7 +161,7 @@ def test_a_killed_tuning_goes_on_with_the_number_it_drew_and_is_charged_once(scr
     assert third.settings == json.loads(out)["settings"] and third.score == json.loads(out)["score"] == 0.7
     assert len(log_of(script)) == 6 + again
     with Ledger(ledger) as book:
-        (page,) = book.pages()
+        (page,) = book.accounts()
         assert page.name == drawn["account"] and page.closed
         remaining = book.remaining()
     assert remaining is not None and remaining.epsilon == 3.0
@@ -177,7 +178,7 @@ def test_two_tunings_on_one_ledger_and_no_third(script: Path) -> None:
         run(script, [{"name": "a"}], ledger=ledger, folder=script.parent / "three")
     assert len(log_of(script)) == ran  # not one trial
     with Ledger(ledger) as book:
-        assert len(book.pages()) == 2 and book.remaining() == Budget(epsilon=0.5, delta=8e-5)
+        assert len(book.accounts()) == 2 and book.remaining() == Budget(epsilon=0.5, delta=8e-5)
 
 
 def test_a_crash_between_state_and_charge_is_charged_when_it_goes_on(
@@ -195,7 +196,7 @@ def test_a_crash_between_state_and_charge_is_charged_when_it_goes_on(
     run(script, [{"name": "a"}], ledger=ledger, resume=True)
     assert len(log_of(script)) == len(drawn["order"])
     with Ledger(ledger) as book:
-        assert [page.name for page in book.pages()] == [drawn["account"]] and book.remaining() == Budget(
+        assert [page.name for page in book.accounts()] == [drawn["account"]] and book.remaining() == Budget(
             epsilon=3.0, delta=9e-5
         )
 
@@ -211,9 +212,7 @@ def test_another_tuning_in_the_folder_is_refused(script: Path) -> None:
 
 
 def test_only_one_process_tunes_in_a_folder(script: Path) -> None:
-    from hush.tuning import state
-
-    with state.held(script.parent / "out"), pytest.raises(ValueError, match="another process"):
+    with held(script.parent / "out"), pytest.raises(FolderInUse):
         run(script, [{"name": "a"}])
 
 

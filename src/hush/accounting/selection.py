@@ -57,8 +57,8 @@ class Trials:
             raise ValueError(f"the mean number of trials must be a number in (0, 1e9], got {self.mean!r}")
         if self.truncated and self.mean < 1.001:
             raise ValueError(f"{self.rule} trials have a mean above 1, got {self.mean!r}; one trial needs no rule")
-        if self.rule == "negative-binomial" and not -0.5 <= self.shape <= 100:
-            raise ValueError(f"the shape of negative-binomial trials must lie in [-0.5, 100], got {self.shape!r}")
+        if not -0.5 <= self.shape <= (100 if self.rule == "negative-binomial" else 1e9):
+            raise ValueError(f"the shape must lie in [-0.5, 100] for negative-binomial trials, got {self.shape!r}")
         if self.rule == "binomial" and not (self.shape == int(self.shape) and self.shape > self.mean):
             raise ValueError(
                 f"binomial trials need a whole shape (the most trials) above their mean, got {self.shape!r}"

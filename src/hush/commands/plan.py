@@ -9,6 +9,10 @@ import typer
 
 from hush.accounting import Budget, planner
 from hush.accounting.planner import Advice
+from hush.commands import figure
+from hush.commands.ranges import count, path, proper_budget, within
+
+MOST_RECORDS = 10**12
 
 
 def mount(app: typer.Typer) -> None:
@@ -17,23 +21,32 @@ def mount(app: typer.Typer) -> None:
 
 
 def plan(
-    records: Annotated[int, typer.Option(help="Number of training records N.")],
+    records: Annotated[int, typer.Option(parser=count, metavar="N", help="Number of training records N.")],
     epsilon: Annotated[float, typer.Option(help="Epsilon not to be exceeded, > 0.")],
     delta: Annotated[float, typer.Option(help="Delta, in (0, 1); well below 1 / records.")],
-    steps: Annotated[int | None, typer.Option(help="Number of steps; 2,000 by default.")] = None,
+    steps: Annotated[
+        int | None, typer.Option(parser=count, metavar="N", help="Number of steps; 2,000 by default.")
+    ] = None,
     step_seconds: Annotated[
         float | None, typer.Option(help="Seconds of one step for every 1,000 records of its lot.")
     ] = None,
-    plot: Annotated[Path | None, typer.Option(help="Write the figure to this file (.png, .pdf, .svg).")] = None,
+    plot: Annotated[
+        Path | None, typer.Option(parser=path, metavar="FILE", help="Write the figure to this file (.png, .pdf, .svg).")
+    ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
 ) -> None:
     """Lot sizes, noise and time for a budget, and where larger lots stop helping. No data, no charge.
 
     Example: hush plan --records 60000 --epsilon 2 --delta 1e-5 --step-seconds 0.01
     """
-    if step_seconds is not None and not step_seconds > 0:
-        raise ValueError(f"--step-seconds must be a positive number, got {step_seconds}")
-    budget = Budget(epsilon=epsilon, delta=delta)
+    budget = proper_budget(epsilon, delta)
+    within("--records", records, 2, MOST_RECORDS)
+    if steps is not None:
+        within("--steps", steps, 1, 10**9)
+    if step_seconds is not None:
+        within("--step-seconds", step_seconds, 1e-12, 1e12)
+    if plot is not None:
+        figure.must_be_drawable(plot)
     each = None if step_seconds is None else step_seconds / 1000
     advice = planner.advise(records, budget, steps=steps, seconds_per_record=each)
     if plot is not None:
@@ -83,12 +96,12 @@ def _time(seconds: float) -> str:
     )
 
 
-def _draw(path: Path, advice: Advice, records: int, budget: Budget) -> None:
+def _draw(file: Path, advice: Advice, records: int, budget: Budget) -> None:
     from matplotlib.figure import Figure
 
     lots = [row.lot_size for row in advice.rows]
-    figure = Figure(figsize=(7.0, 4.5), layout="constrained")
-    axes = figure.add_subplot()
+    picture = Figure(figsize=(7.0, 4.5), layout="constrained")
+    axes = picture.add_subplot()
     axes.plot(lots, [row.noise_to_lot for row in advice.rows], color="#2166ac", marker="o", label="noise-to-lot ratio")
     axes.set(xscale="log", yscale="log", xlabel="lot size", ylabel="noise multiplier / lot size")
     axes.set_title(
@@ -99,4 +112,4 @@ def _draw(path: Path, advice: Advice, records: int, budget: Budget) -> None:
         axes.axvline(lots[advice.knee], color="#b2182b", linestyle="--", label="the knee: 90 % of the signal")
     axes.grid(True, which="both", alpha=0.25)
     axes.legend(fontsize="small")
-    figure.savefig(path, dpi=150)
+    picture.savefig(file, dpi=150)

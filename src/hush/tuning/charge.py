@@ -49,16 +49,18 @@ def price(trials: Sequence[Trial], law: Trials | None, budget: Budget) -> Priced
     return found
 
 
-def charge(ledger: "str | PathLike[str] | Ledger", name: str, event: Event, budget: Budget) -> None:
+def charge(
+    ledger: "str | PathLike[str] | Ledger", name: str, event: Event, budget: Budget, *, create: bool = False
+) -> None:
     """Put the whole tuning on the ledger under this name, unless it is there: a resumed tuning is never charged twice.
 
     Returns once the charge is durably on record.
     """
-    book = ledger if isinstance(ledger, Ledger) else Ledger(ledger)
+    book = ledger if isinstance(ledger, Ledger) else Ledger(ledger, create=create)
     try:
-        if all(page.name != name for page in book.pages()):
+        if not any(account.name == name for account in book.accounts()):
             book.open_account(name, budget=budget, upfront=event, units=[])  # upfront is spent from here on
-        if not next(page for page in book.pages() if page.name == name).closed:
+        if not next(account for account in book.accounts() if account.name == name).closed:
             book.close_account(name)
     finally:
         if book is not ledger:

@@ -4,16 +4,15 @@ How many trials were drawn is as secret as the losing results: whoever knows it 
 The file is its owner's, and once the tuning has ended the number and the order are gone from it.
 """
 
-import fcntl
 import json
-import os
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-FILE, LOCK, FORMAT = "tuning.json", "tuning.lock", 1
+from hush.ledger.owned import sync, write_whole
+
+FILE, FORMAT = "tuning.json", 1
 
 
 @dataclass
@@ -32,18 +31,9 @@ class State:
     format: int = FORMAT
 
     def write(self, folder: Path) -> None:
-        """Whole or not at all, and on the disk when this returns."""
-        partial = folder / (FILE + ".part")
-        with open(os.open(partial, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "w") as file:
-            json.dump(asdict(self), file)
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(partial, folder / FILE)
-        directory = os.open(folder, os.O_RDONLY)
-        try:
-            os.fsync(directory)
-        finally:
-            os.close(directory)
+        """Whole or not at all, for its owner alone, and on the disk when this returns."""
+        write_whole(folder / FILE, json.dumps(asdict(self)).encode(), durable=True)
+        sync(folder)
 
 
 def read(folder: Path) -> State | None:
@@ -58,15 +48,3 @@ def read(folder: Path) -> State | None:
         return State(**values)
     except (ValueError, TypeError, KeyError):
         raise ValueError(f"{path} cannot be read as a tuning's state: restore it, or tune in another folder") from None
-
-
-@contextmanager
-def held(folder: Path) -> Iterator[None]:
-    """Only one process tunes in a folder."""
-    folder.mkdir(parents=True, exist_ok=True, mode=0o700)
-    with open(folder / LOCK, "w") as lock:
-        try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError:
-            raise ValueError(f"another process is tuning in {folder}: wait for it, or choose another folder") from None
-        yield

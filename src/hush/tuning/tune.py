@@ -13,6 +13,7 @@ from typing import Any
 from hush import accounting
 from hush.accounting import Bounds, Budget, Event, Trials, events
 from hush.ledger import Ledger
+from hush.ledger.owned import held
 from hush.randomness.streams import Key
 from hush.tuning import charge, state
 from hush.tuning.state import State
@@ -48,6 +49,7 @@ def tune(
     shape: float = 1.0,
     folder: str | PathLike[str],
     ledger: "str | PathLike[str] | Ledger | None" = None,
+    create_ledger: bool = False,
     resume: bool = False,
     jobs: int = 1,
     progress: Callable[[int], None] = lambda done: None,
@@ -64,9 +66,10 @@ def tune(
     run again from its beginning, since nobody has seen anything of it. A trial that fails by itself is over.
 
     Who can see how many trials ran, or how long it took, knows more than the guarantee covers: keep both to yourself.
-    `trial_of` is called in the process of each trial, and here to read the plans: it must be importable.
+    A ledger given by its path must exist, unless `create_ledger` is set. `trial_of` is called in the process of each
+    trial, and here to read the plans: it must be importable.
     """
-    law = _law(rule, len(settings) if mean is None else mean, shape, len(settings))
+    law = _law(rule, max(len(settings), 2) if mean is None else mean, shape, len(settings))
     folder = Path(folder)
     asked = {
         "settings": [dict(one) for one in settings],
@@ -74,7 +77,7 @@ def tune(
         "budget": [budget.epsilon, budget.delta],
     }
     asked = json.loads(json.dumps(asked))  # as it will be read back
-    with state.held(folder):
+    with held(folder):
         kept = state.read(folder)
         if kept is None:
             kept = _begun(trial_of, settings, law, budget, asked)
@@ -87,7 +90,7 @@ def tune(
             )
         event = events.from_dict(kept.event)
         if ledger is not None:
-            charge.charge(ledger, kept.account, event, budget)
+            charge.charge(ledger, kept.account, event, budget, create=create_ledger)
         if not kept.ended:
             _run(trial_of, kept, folder, jobs, progress, keep_all=law is None)
             _finish(kept, folder, keep_all=law is None)
