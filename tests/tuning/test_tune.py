@@ -105,6 +105,14 @@ def test_the_number_of_trials_follows_the_rule_and_not_the_scores(script: Path) 
     assert log_of(script) == ["a"] * 3
 
 
+def test_no_trial_may_be_drawn_and_is_paid_for_all_the_same(script: Path) -> None:
+    ledger = script.with_name("data.hush")
+    tuned = run(script, [{"name": "a"}], rule="poisson", mean=1e-6, ledger=ledger, create_ledger=True)
+    assert tuned.settings is None and log_of(script) == []
+    with Ledger(ledger) as book:
+        assert len(book.accounts()) == 1
+
+
 def test_pay_for_each_keeps_everything_and_costs_the_sum(script: Path) -> None:
     settings = [{"name": "a", "score": 0.3}, {"name": "b", "score": 0.8}, {"name": "c", "score": 0.1}]
     tuned = run(script, settings, rule=PAY_FOR_EACH)
@@ -187,8 +195,12 @@ def test_a_crash_between_state_and_charge_is_charged_when_it_goes_on(
     ledger = script.with_name("data.hush")
     with Ledger(ledger, budget=Budget(epsilon=5.0, delta=1e-4)):
         pass
+
+    def fails(*_: object, **__: object) -> None:
+        raise OSError("disk full")
+
     with monkeypatch.context() as broken:
-        broken.setattr("hush.tuning.charge.charge", lambda *_: (_ for _ in ()).throw(OSError("disk full")))
+        broken.setattr("hush.tuning.charge.charge", fails)
         with pytest.raises(OSError, match="disk full"):
             run(script, [{"name": "a"}], ledger=ledger)
     assert log_of(script) == []

@@ -3,6 +3,7 @@
 import json
 import math
 import os
+import signal
 import threading
 import traceback
 from collections.abc import Callable, Mapping
@@ -50,6 +51,7 @@ def run_in_child(
     trial_of: Callable[[Settings], Trial], settings: Settings, noise: float, folder: Path, parent: Connection
 ) -> None:
     """The life of a trial's process. It ends when its parent does; what it raises is kept in the trial's folder."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the tuning, which ends its trials itself
     threading.Thread(target=_end_with, args=(parent,), daemon=True).start()
     try:
         trial = trial_of(settings)
