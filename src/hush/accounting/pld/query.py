@@ -60,7 +60,9 @@ def tails_at(parts: Sequence[Part], epsilons: Sequence[float]) -> Iterator[tuple
     for epsilon in epsilons:
         saddle = pilot.saddle_for_epsilon(atoms, epsilon)
         target = math.exp(max(min(saddle.log_delta, 0.0), -660.0))
-        tail = _tails(parts, atoms, saddle, _Aim(target, 0.1 * RELATIVE / (saddle.tilt + 1), 8.0), both=False).above
+        tail = _tails(
+            parts, atoms, saddle, _Aim(target, 0.1 * RELATIVE / (saddle.tilt + 1), 8.0, 1 << 18), both=False
+        ).above
         assert isinstance(tail, Tail)
         yield epsilon, tail
 
