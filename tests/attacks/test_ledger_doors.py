@@ -173,7 +173,7 @@ def test_s2_hazard_37_one_account_for_several_runs_pays_for_each_release(path: P
     assert where == "memory" or on_record(path) == 8
 
 
-def test_s4_a_copy_made_while_a_run_is_open_is_complete(path: Path) -> None:
+def test_s4_hazard_40_a_copy_made_while_a_run_is_open_is_complete(path: Path) -> None:
     log = path.with_name("log")
     child = in_a_process(lambda: release(Ledger(path).open_account("run", budget=SLICE, units=UNITS), log, 400))
     while not log.exists():
