@@ -97,3 +97,29 @@ def test_the_papers_numbers_beside_the_newer_ones() -> None:
         count = np.where(rng.random(number) < 1 / 50, 9500, 9300)
         kept += count[np.argmax(count + rng.laplace(scale=scale, size=number))] >= 9400
     assert kept >= 0.95 * 400 - 3 * (400 * 0.95 * 0.05) ** 0.5
+
+
+def test_the_page_has_the_numbers_of_the_results_rounded_up() -> None:
+    page = (RESULTS.parent / "docs" / "tuning.md").read_text()
+    table = json.loads((RESULTS / "tuning_charges.json").read_text())
+    for settings in ("50", "500", "6700"):
+        rows = table["training"][settings]
+        exact = [rows["every setting paid for"]["hush"]]
+        exact += [rows[rule][way] for rule in ("geometric", "logarithmic", "poisson") for way in ("hush", "renyi")]
+        start = f"| {int(settings):,} |"
+        (line,) = [line for line in page.splitlines() if line.startswith(start) and line.count("|") == 9]
+        said = [float(cell) for cell in line.strip("| ").split("|")[1:]]
+        assert all(number <= shown <= 1.01 * number for number, shown in zip(exact, said, strict=True)), line
+    tuned = json.loads((RESULTS / "mnist_selection.json").read_text())["accuracy"]
+    for way, start in (
+        ("geometric", "| random stopping (`geo"),
+        ("logarithmic", "| `logarithmic`, 50"),
+        ("sum", "| all 50"),
+    ):
+        (line,) = [line for line in page.splitlines() if line.startswith(start)]
+        cells = [cell.strip() for cell in line.strip("| ").split("|")]
+        for budget, (alone, whole, accuracy) in (("2", cells[1:4]), ("8", cells[4:7])):
+            row = tuned[budget][way]
+            assert row["epsilon_of_one_run"] <= float(alone) and row["epsilon"] <= float(whole) <= row["epsilon"] + 0.01
+            mean, deviation = (float(part.strip(" %")) for part in accuracy.split("+-"))
+            assert abs(mean - 100 * row["mean"]) <= 0.0501 and abs(deviation - 100 * row["deviation"]) <= 0.0501
