@@ -12,11 +12,11 @@ from torch import Tensor, nn
 from torch.func import functional_call, grad, vmap
 from torch.nn import functional as F
 
-from hush.accounting import MomentsAccountant, moments
+from hush.accounting import Event, MomentsAccountant, moments
 from hush.clipping.clips import FlatClip
+from hush.noise.sanitizer import Sanitizer as ClipAndNoise
 from hush.randomness.streams import Key
 from hush.sampling.lots import PoissonLots
-from hush.sanitizer import Sanitizer as ClipAndNoise
 
 Params = dict[str, Tensor]
 
@@ -32,14 +32,19 @@ class PrivacyAccountant:
         self._moments, self._examples, self._delta = MomentsAccountant(), examples, delta
 
     def AccumulatePrivacySpending(self, batch_size: int, noise_options: NoiseOptions) -> None:
-        self._moments.accumulate(PoissonLots(self._examples, batch_size).event(noise_options.noise_multiplier))
+        self._moments.accumulate(
+            PoissonLots(examples=self._examples, lot_size=batch_size).event(noise_options.noise_multiplier)
+        )
 
     def GetSpentPrivacy(self) -> tuple[float, float]:
         return self._moments.epsilon(delta=self._delta), self._delta
 
     def after_another(self, batch_size: int, noise_options: NoiseOptions) -> tuple[float, float]:
-        lot = PoissonLots(self._examples, batch_size).event(noise_options.noise_multiplier)
-        return moments.epsilon(self._moments.event + lot, delta=self._delta).upper, self._delta
+        after = self._moments.event + self._lot(batch_size, noise_options)
+        return moments.epsilon(after, delta=self._delta).upper, self._delta
+
+    def _lot(self, batch_size: int, noise_options: NoiseOptions) -> Event:
+        return PoissonLots(examples=self._examples, lot_size=batch_size).event(noise_options.noise_multiplier)
 
 
 class Sanitizer:
@@ -58,7 +63,9 @@ class Loss:
         return F.cross_entropy(functional_call(self._model, params, (x[None],)), y[None])
 
     def next_lot(self, batch_size: int) -> tuple[Tensor, Tensor]:
-        index, *_ = PoissonLots(len(self._x), batch_size).draw(self._key.stream("lots", step=self._lot))
+        index, *_ = PoissonLots(examples=len(self._x), lot_size=batch_size).draw(
+            self._key.stream("lots", step=self._lot)
+        )
         self._lot += 1
         return self._x[torch.from_numpy(index)], self._y[torch.from_numpy(index)]
 

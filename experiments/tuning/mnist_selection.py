@@ -21,7 +21,7 @@ import torch
 from torch import Tensor
 
 from hush.accounting import Budget, Event, Gaussian, PoissonSampled, Selected, Trials, calibrate, epsilon
-from hush.pca import dp_pca
+from hush.noise.pca import dp_pca
 from hush.recipes.data.images import load
 
 DELTA = 1e-5

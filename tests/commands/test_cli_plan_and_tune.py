@@ -8,7 +8,7 @@ import pytest
 
 from hush import accounting
 from hush.accounting import Budget, Gaussian, PoissonSampled, planner
-from hush.cli import main
+from hush.commands.app import main
 
 
 def hush(capsys: pytest.CaptureFixture[str], line: str) -> tuple[int, str, str]:

@@ -28,7 +28,8 @@ from hush.accounting import Laplace
 from hush.tuning import Trial
 
 def trial(settings):
-    plan = hush.Plan(lots=hush.PoissonLots(1000, 1000), steps=1, clip=hush.FlatClip(1.0), noise_multiplier=1.0)
+    lots = hush.PoissonLots(examples=1000, lot_size=1000)
+    plan = hush.Plan(lots=lots, steps=1, clip=hush.FlatClip(1.0), noise_multiplier=1.0)
 
     def train(plan, folder):
         with open(Path(__file__).with_name("log"), "a") as log:
@@ -131,7 +132,7 @@ def child(script: Path, ledger: Path, *, resume: bool = False) -> subprocess.Pop
     words += ["--rule", "binomial", "--mean", "5.99999", "--shape", "6", "--out", str(script.parent / "out")]
     words += ["--ledger", str(ledger), *(["--resume"] if resume else [])]
     return subprocess.Popen(
-        [sys.executable, "-m", "hush.cli", *words],
+        [sys.executable, "-m", "hush.commands.app", *words],
         start_new_session=True,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
@@ -166,7 +167,8 @@ def test_a_killed_tuning_goes_on_with_the_number_it_drew_and_is_charged_once(scr
     again = len(log_of(script)) - 6  # the trial in hand when it was killed was begun anew, no other
     assert again in (0, 1)
     third = run(script, settings, resume=True, **same)  # ended: the same answer, no trial, no charge
-    assert third.settings == json.loads(out)["settings"] and third.score == json.loads(out)["score"] == 0.7
+    assert third.settings == json.loads(out)["settings"]
+    assert third.score == json.loads(out)["score"] == (0.7 if "b" in log_of(script) else 0.5)
     assert len(log_of(script)) == 6 + again
     with Ledger(ledger) as book:
         (page,) = book.accounts()
@@ -245,7 +247,9 @@ def test_what_makes_no_sense_is_refused_before_anything_is_drawn(script: Path) -
 def test_a_private_score_is_part_of_the_trial() -> None:
     import hush
 
-    plan = hush.Plan(lots=hush.PoissonLots(100, 100), steps=1, clip=hush.FlatClip(1.0), noise_multiplier=1.0)
+    plan = hush.Plan(
+        lots=hush.PoissonLots(examples=100, lot_size=100), steps=1, clip=hush.FlatClip(1.0), noise_multiplier=1.0
+    )
     trial = Trial(plan=plan, train=lambda plan, folder: 0.0, score_event=Gaussian(9.0))
     assert trial.event(2.0) == accounting.PoissonSampled(1.0, Gaussian(2.0)) + Gaussian(9.0)
     with pytest.raises(TypeError, match="Plan"):
