@@ -1,0 +1,160 @@
+"""The forward pass as a function of weights and inputs, called many times without a trace of it left behind."""
+
+import random
+import sys
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from hush.gradients.inputs import Inputs
+
+_MODEL = "model."
+
+
+class _Call(nn.Module):
+    """A module round the model, so that functional_call swaps weights wherever losses_of reads them."""
+
+    def __init__(self, losses_of: Callable[..., Tensor], model: nn.Module) -> None:
+        super().__init__()
+        self.model = model
+        self.train(model.training) if model.training != self.training else None
+        self._losses_of = losses_of
+
+    def forward(self, inputs: Inputs) -> Tensor:
+        return self._losses_of(self.model, *inputs.args, **inputs.kwargs)
+
+
+class Function:
+    """losses_of and its model. Weights that are not given are the model's own; buffers are always written as copies."""
+
+    def __init__(self, losses_of: Callable[..., Tensor], model: nn.Module) -> None:
+        self.losses_of = losses_of
+        self.model = model
+
+    def trainable(self) -> dict[str, Tensor]:
+        return {name: param for name, param in self.model.named_parameters() if param.requires_grad}
+
+    def __call__(self, inputs: Inputs) -> Tensor:
+        """The losses of a step, by the model as it is."""
+        with torch.enable_grad():
+            return check_losses(self.losses_of(self.model, *inputs.args, **inputs.kwargs), inputs.rows)
+
+    def trial(self, inputs: Inputs, weights: Mapping[str, Tensor] | None = None, *, seed: int = 0) -> Tensor:
+        """The losses of these inputs under these weights, with copies of the buffers and seeded draws."""
+        swapped = {_MODEL + name: tensor for name, tensor in (weights or {}).items()}
+        double = any(tensor.dtype == torch.float64 for tensor in swapped.values())
+        for name, buffer in self.model.named_buffers():
+            swapped[_MODEL + name] = buffer.detach().double() if double and is_real(buffer) else buffer.detach().clone()
+        for name, param in self.model.named_parameters() if double else ():
+            if _MODEL + name not in swapped and is_real(param):
+                swapped[_MODEL + name] = param.detach().double()
+        _seed(seed)
+        call = _Call.__new__(_Call)
+        nn.Module.__init__(call)
+        call.model, call._losses_of = self.model, self.losses_of
+        with torch.enable_grad():
+            losses = torch.func.functional_call(call, swapped, (inputs,))
+        return check_losses(losses, inputs.rows)
+
+    def weights(self, *, jitter: bool, double: bool = False) -> dict[str, Tensor]:
+        """Copies of the trainable weights: as they are, or a little off so that none is zero and none hides another."""
+        generator = torch.Generator().manual_seed(1)
+        found = {}
+        for name, param in self.trainable().items():
+            value = param.detach().double() if double else param.detach()
+            if jitter and is_real(value) and value.numel():
+                noise = torch.randn(value.shape, generator=generator).to(value)
+                spread = float(value.double().std(correction=0))
+                value = value + 0.1 * max(spread if spread < float("inf") else 0.0, 0.02) * noise
+            found[name] = value.clone().requires_grad_() if value is param.detach() else value.detach().requires_grad_()
+        return found
+
+
+def is_real(tensor: Tensor) -> bool:
+    """Whether a tensor has a float64 form; low-bit weights have none."""
+    return tensor.dtype in (torch.float32, torch.float16, torch.bfloat16, torch.float64)
+
+
+def check_losses(losses: Any, rows: int) -> Tensor:
+    """[rows], views averaged; refuses anything else in one line."""
+    if not isinstance(losses, Tensor):
+        raise TypeError(f"losses_of must return a tensor with one loss for each example, got {type(losses).__name__}")
+    if losses.dim() == 0:
+        raise ValueError(
+            "expected one loss for each example, got a scalar: use reduction='none'. A loss that is averaged or summed "
+            "over the batch cannot be clipped example by example"
+        )
+    if not losses.is_floating_point():
+        raise TypeError(f"losses_of must return floating point losses, got {losses.dtype}")
+    if losses.dim() > 2 or losses.shape[0] != rows:
+        raise ValueError(
+            f"expected losses of shape ({rows},), or ({rows}, K) for K views of each example, got "
+            f"{tuple(losses.shape)}: average tokens or pixels of an example first"
+        )
+    return losses.mean(1) if losses.dim() == 2 else losses
+
+
+def _seed(seed: int) -> None:
+    torch.manual_seed(seed)
+    random.seed(seed)
+    if "numpy" in sys.modules:
+        sys.modules["numpy"].random.seed(seed)
+
+
+@contextmanager
+def undisturbed(device: torch.device) -> Iterator[None]:
+    """Inside, trials may run; afterwards all generators, backends, caches and compiled frames are as before."""
+    python_state = random.getstate()
+    numpy = sys.modules.get("numpy")
+    numpy_state = numpy.random.get_state() if numpy is not None else None
+    with ExitStack() as stack:
+        devices = [device.index or 0] if device.type == "cuda" else []
+        stack.enter_context(torch.random.fork_rng(devices=devices))
+        stack.enter_context(_full_precision())
+        if "torch._dynamo" in sys.modules:  # one eager call under a dispatch mode would leave a frame uncompiled for good
+            stack.enter_context(torch.compiler.set_stance("force_eager"))
+        try:
+            yield
+        finally:
+            random.setstate(python_state)
+            if numpy is not None:
+                numpy.random.set_state(numpy_state)
+            torch.clear_autocast_cache()
+
+
+@contextmanager
+def _full_precision() -> Iterator[None]:
+    """Products of float32 in float32 inside: with tf32 a batch of one, by another kernel, is 1e-3 off."""
+    backends: Any = torch.backends
+    places = [
+        *(backends.cuda.matmul, backends.cudnn.conv, backends.cudnn.rnn),
+        *(backends.mkldnn.matmul, backends.mkldnn.conv, backends.mkldnn.rnn),
+    ]
+    before = [place.fp32_precision for place in places]
+    try:
+        for place in places:
+            place.fp32_precision = "ieee"
+        yield
+    finally:
+        for place, chosen in zip(places, before, strict=True):
+            place.fp32_precision = chosen
+
+
+_DRAWS = frozenset("bernoulli_ uniform_ normal_ rand randn rand_like randn_like exponential_ bernoulli".split())
+
+
+class SameDraws(TorchDispatchMode):
+    """Draws of two and more dimensions are one number for all rows: who else is there moves nobody's draws."""
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        name = func.overloadpacket.__name__
+        if name == "native_dropout":
+            return args[0].clone(), torch.ones_like(args[0], dtype=torch.bool)
+        out = func(*args, **(kwargs or {}))
+        if name in _DRAWS and out.dim() > 1 and len(out):
+            out.fill_(0.9 if out.is_floating_point() else 1)
+        return out
