@@ -23,13 +23,9 @@ def disagreeing(
     for example in range(len(losses)):
         chosen = torch.zeros_like(losses)
         chosen[example] = 1
-        truth = dict(
-            zip(
-                params,
-                torch.autograd.grad(losses, list(params.values()), chosen, retain_graph=True, allow_unused=True),
-                strict=True,
-            )
-        )
+        grads = torch.autograd.grad(losses, list(params.values()), chosen, retain_graph=True, allow_unused=True)
+        dense = [g.to_dense() if g is not None and g.is_sparse else g for g in grads]
+        truth = dict(zip(params, dense, strict=True))
         largest = max([float(g.abs().max()) for g in truth.values() if g is not None and g.numel()], default=0.0)
         if not largest < float("inf"):
             continue
@@ -39,7 +35,7 @@ def disagreeing(
             if name in wrong or (part is None and exact is None) or (exact is not None and not exact.numel()):
                 continue
             exact = torch.zeros_like(params[name]) if exact is None else exact
-            exact = (exact.to_dense() if exact.is_sparse else exact).double()
+            exact = exact.double()
             ours = exact * 0 if part is None else part.weighted_sum(Weights(factors, chosen == 0)).double()
             scale = tolerance * (float(exact.abs().max()) + _SMALL * largest) + 1e-30
             if ours.shape != exact.shape or not bool(((ours - exact).abs().max() <= scale).item()):

@@ -124,6 +124,8 @@ class Analyst:
         return known
 
     def _settle(self, graph: Graph, losses: Tensor, inputs: Inputs) -> Settled:
+        if graph.batch == 1:
+            return self._looked_up(graph, losses)
         kind, sizes = graph.kind, _sizes(inputs)
         found = self._from_known(kind, graph, sizes)
         if found is None and self._may_learn(kind):

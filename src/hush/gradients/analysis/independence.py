@@ -250,10 +250,11 @@ def alone(function: Function, inputs: Inputs, rows: Tensor, tolerance: float) ->
                 )
             chosen = torch.zeros_like(losses)
             chosen[place] = 1
-            found = [
+            both = [
                 torch.autograd.grad(of, tensors, by, retain_graph=True, allow_unused=True)
                 for of, by in ((single, torch.ones_like(single)), (losses, chosen))
             ]
+            found = [[None if g is None else g.to_dense() if g.is_sparse else g for g in one] for one in both]
             largest = max([float(g.abs().max()) for g in chain(*found) if g is not None and g.numel()], default=0.0)
             for name, mine, theirs in zip(names, *found, strict=True):
                 if largest < float("inf") and _distance(mine, theirs) > 100 * tolerance * largest:
@@ -268,6 +269,4 @@ def _distance(one: Tensor | None, other: Tensor | None) -> float:
     if one is None or other is None:
         rest = one if other is None else other
         return 0.0 if rest is None or not rest.numel() else float(rest.abs().max())
-    if one.is_sparse or other.is_sparse:
-        one, other = one.to_dense(), other.to_dense()
     return float((one - other).abs().max()) if one.numel() else 0.0
