@@ -105,9 +105,11 @@ class Gradients:
             each = list(reference.gradients_of(self._function.losses_of, self.model, inputs))
             return {name: torch.stack([one[name] for one in each]) for name in self._params()}
         with quiet(self._device):
-            found = self._found(inputs)
-            none = {n: p.new_zeros(inputs.rows, *p.shape) for n, p in self._params().items() if n not in found}
-            return {n: none[n] if n in none else found[n].per_example().view(-1, *p.shape) for n, p in self._params().items()}
+            found, shapes = self._found(inputs), {n: (inputs.rows, *p.shape) for n, p in self._params().items()}
+            return {
+                name: found[name].per_example().reshape(shape) if name in found else torch.zeros(shape, device=self._device)
+                for name, shape in shapes.items()
+            }
 
     def squared_norms(self, inputs: Any) -> dict[str, Tensor]:
         """{name: [B]}: squared norms of the examples' gradients; private."""

@@ -150,13 +150,18 @@ _DRAWS = frozenset("bernoulli_ uniform_ normal_ rand randn rand_like randn_like 
 class SameDraws(TorchDispatchMode):
     """Draws of two and more dimensions are one number for all rows: who else is there moves nobody's draws."""
 
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        return False  # or the first use imports the compiler, which takes seconds
+
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         name = func.overloadpacket.__name__
         if name == "native_dropout":
             return args[0].clone(), torch.ones_like(args[0], dtype=torch.bool)
-        if name.startswith("rrelu_with_noise"):  # how much it draws depends on the signs of all rows
+        if name in ("rrelu_with_noise", "rrelu_with_noise_"):  # how much it draws depends on the signs of all rows
             slope = (float(args[2]) + float(args[3])) / 2 if len(args) > 3 else 11 / 48
-            return torch.where(args[0] >= 0, args[0], args[0] * slope)
+            args[1].copy_(torch.where(args[0] >= 0, 1.0, slope))  # its backward pass reads the noise
+            return args[0] * args[1]
         out = func(*args, **(kwargs or {}))
         if name in _DRAWS and out.dim() > 1 and len(out):
             out.fill_(0.9 if out.is_floating_point() else 1)

@@ -30,7 +30,7 @@ def check(function: Function, inputs: Inputs, rows: Tensor) -> list[str]:
     """Refuses a function whose examples mix, or that keeps state; returns what is worth a note."""
     notes: list[str] = []
     few = inputs.take(rows[:3])
-    others = inputs.take(rows[3:6] if len(rows) >= 6 else rows[:3].roll(1))
+    others = inputs.take(rows[3:6])
     repeatable = _refuse_state(function, few, notes)
     as_is, jittered = function.weights(jitter=False), function.weights(jitter=True)
     moved = [
@@ -46,7 +46,8 @@ def check(function: Function, inputs: Inputs, rows: Tensor) -> list[str]:
 
 def look_again(function: Function, inputs: Inputs, rows: Tensor, draw: int) -> None:
     """The same on one row of a later batch, with other rows replaced in one way: a few passes without gradient."""
-    few, others = inputs.take(rows[: len(rows) // 2]), inputs.take(rows[len(rows) // 2 :])
+    count = min(4, len(rows))
+    few, others = inputs.take(rows[:count]), inputs.take(rows[(torch.arange(count) + count) % len(rows)])
     weights = function.weights(jitter=False)
     variants = list(_variants(few, others, keep=draw % few.rows))
     chosen = [variants[0], variants[1 + draw % (len(variants) - 1)]]
