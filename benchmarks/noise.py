@@ -7,6 +7,7 @@ python benchmarks/noise.py --device cuda    the kernels: keystream and integers 
 """
 
 import argparse
+import functools
 import itertools
 import json
 import platform
@@ -72,37 +73,26 @@ def cpu_rows(sizes: list[int], repeats: int) -> dict[str, float]:
     sums, out = tensors_of(sizes, "cpu"), tensors_of(sizes, "cpu")
     total = BoundedSum(sums, (Group(tuple(sums), 1.0),))
     count = sum(sizes)
-    normals, steps = Normals(Key.from_os()), iter(range(10**9))
+    normals = Normals(Key.from_os())
     words = bytearray(4 * count)
     rows = {
         "torch.randn": seconds(lambda: torch.randn(count), "cpu", repeats),
         "keystream": seconds(lambda: fill_keystream(memoryview(words), SUBKEY, 0, 0), "cpu", repeats),
-        "normals": seconds(lambda: normals.draw(next(steps), count), "cpu", repeats),
+        "normals": seconds(lambda: normals.on_cpu(normals.begin(), count), "cpu", repeats),
         "release with torch.randn": seconds(lambda: with_randn(sums, out), "cpu", repeats),
         "release": seconds(
-            lambda: add_noise(total, noise_multiplier=0.7, normals=normals, step=next(steps), scale=1 / 600, out=out),
+            lambda: add_noise(total, noise_multiplier=0.7, normals=normals, scale=1 / 600, out=out),
             "cpu", repeats,
         ),
     }  # fmt: skip
 
-    def prepared() -> float:
-        step = next(steps)
-        normals.prepare(step, count)
-        assert normals._prepared is not None
-        normals._prepared.numbers.result()
-        begin = time.perf_counter()
-        add_noise(total, noise_multiplier=0.7, normals=normals, step=step, scale=1 / 600, out=out)
-        return time.perf_counter() - begin
-
-    rows["release, numbers drawn ahead"] = statistics.median(prepared() for _ in range(repeats))
     if count < 2_000_000:
         rows["release, float-safe"] = seconds(
             lambda: add_discrete_noise(
-                total, noise_multiplier=0.7, normals=normals, step=next(steps), scale=1 / 600, out=out
+                total, noise_multiplier=0.7, normals=normals, scale=1 / 600, out=out
             ),
             "cpu", max(3, repeats // 5),
         )  # fmt: skip
-    normals.close()
     return rows
 
 
@@ -158,16 +148,16 @@ def gpu_checks() -> dict[str, Any]:
     answer["largest of 40 million"] = largest
 
     answer["integers"] = same_integers()
-    # Steps counted on the device, in a captured graph.
+    # Key and step in device memory, read by a captured graph.
     part = (torch.zeros(10_000, device="cuda"), 1.0, torch.empty(10_000, device="cuda"))
-    prepared = Release([part], scale=1.0, subkey=SUBKEY, step=5)
+    prepared = Release([part], scale=1.0, subkey=bytes(32), step=0)
     prepared.launch()  # compiles outside the capture
     torch.cuda.synchronize()
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
         prepared.launch()
-        prepared.next_step()
     for step in (5, 6, 7):
+        prepared.at(SUBKEY, step, [1.0])
         graph.replay()
         assert np.abs(part[2].cpu().numpy() - on_cpu(10_000, step)).max() < 1e-5, f"replayed step {step} is wrong"
     answer["captured graph"] = "replays step after step"
@@ -181,23 +171,19 @@ def gpu_rows(sizes: list[int], repeats: int) -> dict[str, float]:
     sums, out = tensors_of(sizes, "cuda"), tensors_of(sizes, "cuda")
     total = BoundedSum(sums, (Group(tuple(sums), 1.0),))
     count = sum(sizes)
-    normals, steps = Normals(Key.from_os()), iter(range(10**9))
-    prepared = Release(
-        [(sums[name], 0.7, out[name]) for name in sums], scale=1 / 600, subkey=normals.subkey(), step=0
-    )  # fmt: skip
+    normals = Normals(Key.from_os())
+    deviations, grids = [0.7] * len(sums), list(grid_deviations(total, 0.7).values())
 
-    grids = grid_deviations(total, 0.7)
-    on_grid = discrete.Release(
-        [(sums[name], grids[name], out[name]) for name in sums], scale=1 / 600, subkey=normals.subkey(), step=0
-    )  # fmt: skip
+    def ready(kind: Any, deviations: list) -> Any:
+        parts = list(zip(sums.values(), deviations, out.values(), strict=True))
+        return kind(parts, scale=1 / 600, subkey=bytes(32), step=0)
 
-    def ours() -> None:
-        prepared.launch()
-        prepared.next_step()
+    prepared, on_grid = ready(Release, deviations), ready(discrete.Release, grids)
 
-    def float_safe() -> None:
-        on_grid.launch()
-        on_grid.next_step()
+    def written(release: Any, deviations: list, launch: Callable[[], None]) -> None:
+        claim = normals.begin()
+        release.at(claim.subkey(), claim.step, deviations)
+        launch()
 
     def captured(work: Callable[[], None]) -> Callable[[], None]:
         work()
@@ -207,20 +193,21 @@ def gpu_rows(sizes: list[int], repeats: int) -> dict[str, float]:
             work()
         return graph.replay
 
+    rows = {}
+    for name, release, wanted in (("", prepared, deviations), ("float-safe, ", on_grid, grids)):
+        replay = captured(release.launch)
+        for how, launch in (("prepared", release.launch), ("captured", replay)):
+            work = functools.partial(written, release, wanted, launch)
+            rows[f"release, {name}{how}"] = seconds(work, "cuda", repeats)
     flat = torch.empty(count, device="cuda")
     return {
         "torch.randn": seconds(lambda: flat.normal_(), "cuda", repeats),
         "release with torch.randn": seconds(lambda: with_randn(sums, out), "cuda", repeats),
         "release with torch.randn, captured": seconds(captured(lambda: with_randn(sums, out)), "cuda", repeats),
         "release": seconds(
-            lambda: add_noise(total, noise_multiplier=0.7, normals=normals, step=next(steps), scale=1 / 600, out=out),
-            "cuda", repeats,
+            lambda: add_noise(total, noise_multiplier=0.7, normals=normals, scale=1 / 600, out=out), "cuda", repeats
         ),
-        "release, prepared": seconds(ours, "cuda", repeats),
-        "release, captured": seconds(captured(ours), "cuda", repeats),
-        "release, float-safe, prepared": seconds(float_safe, "cuda", repeats),
-        "release, float-safe, captured": seconds(captured(float_safe), "cuda", repeats),
-    }  # fmt: skip
+    } | rows  # fmt: skip
 
 
 def main() -> None:

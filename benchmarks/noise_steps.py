@@ -52,10 +52,7 @@ class FrameworkRelease:
         torch._foreach_mul_(self._totals, self._scale)
         torch._foreach_add_(self._totals, self._shares)
 
-    def at(self, step: int, deviations: list[float]) -> None:
-        """The generator keeps count itself."""
-
-    def next_step(self) -> None:
+    def at(self, subkey: bytes, step: int, deviations: list[float]) -> None:
         """The generator keeps count itself."""
 
 
@@ -65,7 +62,7 @@ class Steps:
     def __init__(self, name: str) -> None:
         self._case = cases("cuda")[name]
         self._model, self._x, self._y, self._optimizer = prepare(self._case, "cuda")
-        self._secure, self._descent, self._compiled = gaussian.Release, update.descent_of, capture.compiled
+        self._secure, self._compiled = gaussian.Release, capture.compiled
         self._region: list[Callable] = []
         self.steps: dict[str, Callable[[], None]] = {}
         update._WHOLE_BELOW = 0  # the release in a graph of its own, where torch's can take its place
@@ -83,7 +80,6 @@ class Steps:
     def add(self, label: str) -> None:
         framework = label == "framework"
         gaussian.Release = FrameworkRelease if framework else self._secure  # type: ignore[assignment,misc]
-        update.descent_of = (lambda *_: None) if framework else self._descent
         self.steps[label] = step = self._step("discrete" if label == "float-safe" else "gaussian")
         for _ in range(8):  # the update is captured by then
             step()

@@ -112,6 +112,18 @@ def test_streaming_gives_the_same_directions() -> None:
     assert not dp_pca(x, dimensions=2, noise_multiplier=4.0).seeded
 
 
+def test_hazard_38_two_that_share_a_key_add_different_noise(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The same noise on two moments: their difference would be the record."""
+    for rate in (1.0, 0.5):
+        key, nothing = Key.from_seed(0), torch.zeros(20, 5)
+        one, two = (
+            noisy_matrix(monkeypatch, nothing, noise_multiplier=1.0, sample_rate=rate, key=key) for _ in range(2)
+        )
+        assert np.abs(one - two).min() > 1e-6
+        again = noisy_matrix(monkeypatch, nothing, noise_multiplier=1.0, sample_rate=rate, key=Key.from_seed(0))
+        assert np.array_equal(one, again), "one seed, one order"
+
+
 def test_the_sampled_variant_draws_rows_at_its_rate(monkeypatch: pytest.MonkeyPatch) -> None:
     x = rows(20_000)
     event = dp_pca(x, dimensions=1, noise_multiplier=2.0, sample_rate=0.05).event

@@ -1,6 +1,8 @@
 """The sanitizer: its bound on one example, its noise, its event."""
 
+import copy
 import math
+import pickle
 
 import pytest
 import torch
@@ -14,7 +16,7 @@ from hush.sanitizer import Sanitizer
 
 
 def clipped(clip: FlatClip | PerLayerClip, gradients: dict[str, torch.Tensor]) -> BoundedSum:
-    return Sanitizer(clip, noise_multiplier=1.0)._clipped_sum(gradients)
+    return Sanitizer(clip, noise_multiplier=1.0)._clipped_sum(gradients, clip)
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32, torch.float64])
@@ -101,6 +103,32 @@ def test_each_call_draws_new_noise_and_seeds_say_that_they_are_not_private() -> 
     assert first.private
     seeded = Sanitizer(FlatClip(1.0), noise_multiplier=1.0, key=Key.from_seed(1))
     assert not seeded.sanitize({"w": torch.zeros(0, 5)}).private
+
+
+def noise_of(sanitizer: Sanitizer) -> bytes:
+    return sanitizer.sanitize({"w": torch.zeros(1, 50)}).tensors["w"].numpy().tobytes()
+
+
+@pytest.mark.parametrize("key", [Key.from_os(), Key.from_seed(0)], ids=["private", "seeded"])
+def test_hazard_38_two_that_share_a_key_add_different_noise(key: Key) -> None:
+    """The same noise on two sums: their difference would be the record."""
+    sanitizers = [Sanitizer(FlatClip(1.0), noise_multiplier=100.0, key=key) for _ in range(2)]
+    sanitizers.append(copy.copy(sanitizers[0]))
+    noises = [noise_of(sanitizer) for _ in range(3) for sanitizer in sanitizers]
+    assert len(set(noises)) == len(noises)
+    with pytest.raises(TypeError, match="never pickled or copied"):
+        copy.deepcopy(sanitizers[0])
+    with pytest.raises(TypeError, match="never pickled or copied"):
+        pickle.dumps(sanitizers[0])
+
+
+def test_one_seed_gives_the_same_noise_in_the_same_order() -> None:
+    def three() -> list[bytes]:
+        key = Key.from_seed(3)
+        first, second = (Sanitizer(FlatClip(1.0), noise_multiplier=1.0, key=key) for _ in range(2))
+        return [noise_of(first), noise_of(second), noise_of(first)]
+
+    assert three() == three()
 
 
 def test_a_sum_that_is_bounded_already_only_gets_noise() -> None:

@@ -67,7 +67,7 @@ def dp_pca(
     x is a tensor [N, ...] or yields such tensors one after another, so that the data need not fit in memory. With
     `sample_rate` below 1 every row takes part independently with that probability, and the event is the sampled one.
     The number of rows is taken to be public. `key` is for tests and experiments; without it the operating system's
-    randomness is used.
+    randomness is used. Every call has noise of its own, with the same key too.
 
     >>> rows = torch.eye(3)[[0, 0, 0, 1]].repeat(5_000, 1)
     >>> found = dp_pca(rows, dimensions=1, noise_multiplier=4.0)
@@ -79,12 +79,12 @@ def dp_pca(
     event: Event = Gaussian(noise_multiplier)  # refuses a noise multiplier that is not positive
     if sample_rate < 1:
         event = PoissonSampled(sample_rate, Gaussian(noise_multiplier))
-    key = Key.from_os() if key is None else key
+    key = Key.from_os() if key is None else key.child("dp_pca")
     total = _second_moment(_sampled(_blocks(x), sample_rate, key))
     width = len(total.tensors["moment"])
     if not 1 <= dimensions <= width:
         raise ValueError(f"dimensions must lie in 1 .. {width}, the number of columns of x, got {dimensions!r}")
-    noisy = add_noise(total, noise_multiplier=noise_multiplier, normals=Normals(key, "dp_pca noise"), step=0)["moment"]
+    noisy = add_noise(total, noise_multiplier=noise_multiplier, normals=Normals(key))["moment"]
     device = x.device if isinstance(x, Tensor) else noisy.device  # a GPU decomposes many times faster
     vectors = torch.linalg.eigh(((noisy + noisy.T) / 2).to(device)).eigenvectors.cpu()
     top = vectors[:, -dimensions:].flip(1)
@@ -110,7 +110,7 @@ def _sampled(blocks: Iterable[Tensor], rate: float, key: Key) -> Iterator[Tensor
     if rate == 1:
         yield from blocks
         return
-    stream = key.stream("dp_pca sample")
+    stream = key.stream("sample")
     threshold = math.floor(rate * 2.0**64)  # a row is drawn with probability at most the rate
     for rows in blocks:
         drawn = torch.from_numpy(stream.uint64(len(rows)) < threshold).to(rows.device)

@@ -99,7 +99,6 @@ class Private:
             self._lot = self._course.next_lot()
             step = self._course.step
             self._due = Due(self._parameters, self._clip.at(step), self._course.noise(), step)
-            self._releaser.prepare(self._due)
             yield self._lot
 
     def backward(self, losses: Tensor, mask: Tensor | None = None, *, copies: int = 1) -> None:
@@ -198,7 +197,7 @@ class Private:
     def state_dict(self) -> dict[str, Any]:
         """Where the run stands, in plain values: never a key, never a sum. Settles the account; between lots only."""
         self._require_no_lot("save")
-        return self._course.state_dict() | {"clip": clip_to_dict(self._clip), "slack": self._sum.slack}
+        return self._course.state_dict() | {"clip": clip_to_dict(self._clip)}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Go on where `state_dict` stood.
@@ -209,7 +208,7 @@ class Private:
         self._require_no_lot("load")
         self._course.load_state_dict(state)
         self._releaser.take(self._course.key)
-        self._clip, self._sum = clip_from_dict(state["clip"]), LotSum(state["slack"])
+        self._clip, self._sum = clip_from_dict(state["clip"]), LotSum()
 
     def detach(self) -> None:
         """End the run: close the account, clear the gradients. Nothing was ever attached to the model."""

@@ -1,5 +1,6 @@
 """Sanitizer: clip each example's gradient, add them up, add noise; the paper's object, for loops written by hand."""
 
+import itertools
 from collections.abc import Mapping
 from dataclasses import dataclass
 
@@ -14,7 +15,7 @@ from hush.noise.gaussian import add_noise
 from hush.randomness.gaussian_samples import Normals
 from hush.randomness.streams import Key
 
-# Float64 sums of up to this many examples stay below it (precision.slack); one constant for every batch, so that the
+# Float64 sums of up to this many examples stay below it (rounding.slack); one constant for every batch, so that the
 # noise says nothing about how many examples there were.
 _SLACK = 2e-6
 _MOST_EXAMPLES = 90_000
@@ -35,7 +36,8 @@ class Sanitizer:
     Guarantee: each call releases the event Gaussian(noise_multiplier) under zero-out and hands it back; the caller
     charges it, together with how the examples were sampled. The result is a sum: divide it by a constant, never by the
     number of examples. With a key from a seed `private` is False: such a release protects nobody. A gradient that is
-    not finite counts as zero.
+    not finite counts as zero. Each call has noise of its own, also of sanitizers that are given one key, of a shallow
+    copy (a deep one is refused), and in several threads.
 
     >>> from hush.clipping.clips import FlatClip
     >>> sanitizer = Sanitizer(FlatClip(1.0), noise_multiplier=4.0)
@@ -48,22 +50,21 @@ class Sanitizer:
             raise ValueError("QuantileClip releases a count as well: use it with hush.Private, or FlatClip here")
         self.clip = clip
         self.event = Gaussian(noise_multiplier)
-        self._key = Key.from_os() if key is None else key
-        self._normals = Normals(self._key, "sanitizer")
-        self._step = 0
+        self._key = Key.from_os() if key is None else key.child("sanitizer")
+        self._normals = Normals(self._key)
+        self._steps = itertools.count()
 
     def sanitize(self, gradients: Mapping[str, Tensor] | BoundedSum) -> Sanitized:
         """The noisy clipped sum of per-example gradients [examples, ...], or of a sum that is bounded already."""
-        total = gradients if isinstance(gradients, BoundedSum) else self._clipped_sum(gradients)
-        step, self._step = self._step, self._step + 1
-        tensors = add_noise(total, noise_multiplier=self.event.noise_multiplier, normals=self._normals, step=step)
+        clip = self.clip.at(next(self._steps))
+        total = gradients if isinstance(gradients, BoundedSum) else self._clipped_sum(gradients, clip)
+        tensors = add_noise(total, noise_multiplier=self.event.noise_multiplier, normals=self._normals)
         if not isinstance(gradients, BoundedSum):
             widest = {name: torch.promote_types(tensor.dtype, torch.float32) for name, tensor in gradients.items()}
             tensors = {name: tensor.to(widest[name]) for name, tensor in tensors.items()}
         return Sanitized(tensors, self.event, private=self._key.private)
 
-    def _clipped_sum(self, gradients: Mapping[str, Tensor]) -> BoundedSum:
-        clip = self.clip.at(self._step)
+    def _clipped_sum(self, gradients: Mapping[str, Tensor], clip: Clip) -> BoundedSum:
         examples = _number_of_examples(gradients)
         sums: dict[str, Tensor] = {}
         groups: list[Group] = []

@@ -17,6 +17,7 @@ from hush.clipping.clips import FlatClip
 from hush.plan import Plan
 from hush.private import Private
 from hush.randomness.gaussian_samples import fill_normals
+from hush.randomness.streams import Claim, Key
 from hush.sampling.lots import PoissonLots
 
 
@@ -221,50 +222,37 @@ def test_a_forward_pass_that_was_refused_is_not_replayed(studio: Studio | None) 
 
 def test_a_captured_step_uses_its_noise_up(studio: Studio | None) -> None:
     run = Run(captured=True).train()
-    with pytest.raises(RuntimeError, match="noise for step 7 was asked for after that of step 7"):
+    with pytest.raises(RuntimeError, match="step 7 was asked for after that of step 7"):
         run.private._releaser._normals.begin(7)
 
 
-def test_a_new_key_is_used_from_the_next_step_on(studio: Studio | None) -> None:
-    run, old = Run(captured=True, kind="plain", seed=None, steps=9, noise_multiplier=1e5), b""
-    for lot in run.private.lots():
-        run.batches(lot)
-        run.step()
-        subkey = run.private._releaser._normals.subkey()
-        numbers = np.empty(run.gradients[-1].numel(), np.float32)
-        fill_normals(numbers, subkey, lot.step)
-        torch.testing.assert_close(run.gradients[-1].cpu(), torch.from_numpy(numbers) * 1e5 / 20, rtol=1e-2, atol=10.0)
-        if lot.step == 5:
-            run.private.load_state_dict(run.private.state_dict())
-            old = subkey
-    assert subkey != old
-
-
-def test_a_forked_process_does_not_replay_the_key_of_its_parent(
-    studio: Studio | None, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("happens", ["nothing", "resume", "fork"])
+def test_every_captured_step_has_the_noise_of_its_own_claim(
+    happens: str, studio: Studio | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    run = Run(captured=True, kind="plain", seed=None, steps=9, noise_multiplier=1e5)
-    subkeys = set()
+    claims: list[Claim] = []
+
+    def noting(key: Key, purpose: str, **wanted: int | None) -> Claim:
+        claims.append(claim(key, purpose, **wanted))  # type: ignore[arg-type]
+        return claims[-1]
+
+    claim = Key.claim
+    monkeypatch.setattr(Key, "claim", noting)
+    run, subkeys = Run(captured=True, kind="plain", seed=None, steps=9, noise_multiplier=1e5), set()
     for lot in run.private.lots():
         run.batches(lot)
-        if lot.step == 5:
+        if lot.step == 5 and happens == "fork":
             monkeypatch.setattr("hush.randomness.streams._Process.token", object())  # what a fork does in the child
         run.step()
-        subkeys.add(run.private._releaser._normals.subkey())
+        assert claims[-1].step == lot.step
+        subkeys.add(claims[-1].subkey())
         numbers = np.empty(run.gradients[-1].numel(), np.float32)
-        fill_normals(numbers, run.private._releaser._normals.subkey(), lot.step)
+        fill_normals(numbers, claims[-1].subkey(), lot.step)
         torch.testing.assert_close(run.gradients[-1].cpu(), torch.from_numpy(numbers) * 1e5 / 20, rtol=1e-2, atol=10.0)
-    assert len(subkeys) == 2
-
-
-def test_a_larger_slack_counts_from_the_next_step_on(studio: Studio | None) -> None:
-    def more_slack(run: Run, step: int) -> None:
-        run.private._sum.slack = 0.5 if step < 7 else float("inf")
-
-    captured, plain = Run(captured=True, steps=8).train(more_slack), Run(captured=False, steps=8).train(more_slack)
-    assert_same(captured, plain)
-    with pytest.raises(ValueError, match="a bound must be a finite number"):
-        Run(captured=True, steps=9).train(more_slack)
+        if lot.step == 5 and happens == "resume":
+            run.private.load_state_dict(run.private.state_dict())
+    assert len(subkeys) == 9, "fresh bytes of the operating system in each"
+    assert studio is None or sum(studio.replays) > 6
 
 
 def test_a_batch_that_asks_for_gradients_is_not_captured(studio: Studio | None) -> None:

@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from test_cli_train import call
+from support.command_line import call
 
 from hush.accounting import Budget, Gaussian, epsilon
 from hush.ledger import Ledger

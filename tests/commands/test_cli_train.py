@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 import torch
+from support.command_line import call
 from support.watching import watch
 
-from hush import cli
 from hush.accounting import Gaussian, PoissonSampled, compose, epsilon
 from hush.commands import recipe_job as recipes_of_train
 from hush.ledger import Ledger
@@ -43,13 +43,6 @@ def script(tmp_path: Path) -> Path:
     path = tmp_path / "my_training.py"
     path.write_text(JOB)
     return path
-
-
-def call(capfd: pytest.CaptureFixture[str], *arguments: object) -> tuple[int, str, str]:
-    with pytest.raises(SystemExit) as ended:
-        cli.main([str(argument) for argument in arguments])
-    out, err = capfd.readouterr()
-    return int(ended.value.code or 0), out, err
 
 
 @pytest.fixture

@@ -35,22 +35,30 @@ def test_what_was_put_off_is_computed_before_its_memory_is_used_again() -> None:
         assert total.total(parameters, clip).tensors["w"].tolist() == [7.0, 7.0]
 
 
-def test_the_bound_covers_every_batch_and_forgets_no_slack() -> None:
-    def batch(value: float, bound: float) -> BoundedSum:
-        return BoundedSum({"w": torch.full((2,), value)}, (Group(("w",), bound),))
+def batch(value: float, bound: float) -> BoundedSum:
+    return BoundedSum({"w": torch.full((2,), value)}, (Group(("w",), bound),))
 
-    parameters, total = {"w": nn.Parameter(torch.zeros(2))}, LotSum()
-    for value, bound in ((1e8, 2.02), (1.0, 2.2), (-1e8, 2.0)):
-        total.add(batch(value, bound), FlatClip(2.0))
-    result = total.total(parameters, FlatClip(2.0))
-    assert result.tensors["w"].tolist() == [1.0, 1.0], "batches are added in fp64"
-    assert 2.2 <= result.sensitivity < 2.2 * (1 + 1e-9)
-    total.clear()
-    empty = total.total(parameters, FlatClip(3.0))
-    assert empty.tensors["w"].tolist() == [0.0, 0.0]
-    assert empty.sensitivity == pytest.approx(3.3, rel=1e-9), "an empty lot has the bound of the others"
+
+def test_hazard_35_the_bound_is_that_of_the_clip_whatever_was_added() -> None:
+    parameters, total, clip = {"w": nn.Parameter(torch.zeros(2))}, LotSum(), FlatClip(2.0)
+    bounds = [total.total(parameters, clip).groups]
+    for value, bound in ((1e8, 2.02), (1.0, 1.9), (-1e8, 2.0)):
+        total.add(batch(value, bound), clip)
+        bounds.append(total.total(parameters, clip).groups)
+    assert total.total(parameters, clip).tensors["w"].tolist() == [1.0, 1.0], "batches are added in fp64"
+    assert bounds == [(Group(("w",), 2.0 * 1.01),)] * 4
     borrowed = batch(1.0, 2.0)
-    total.add(borrowed, FlatClip(2.0), borrowed=True)
+    total.clear()
+    total.add(borrowed, clip, borrowed=True)
     total.keep()
     borrowed.tensors["w"].zero_()
-    assert total.total(parameters, FlatClip(2.0)).tensors["w"].tolist() == [1.0, 1.0]
+    assert total.total(parameters, clip).tensors["w"].tolist() == [1.0, 1.0]
+
+
+def test_a_batch_with_a_larger_bound_than_the_lots_is_refused() -> None:
+    total, memory = LotSum(), torch.zeros(2)
+    with pytest.raises(ValueError, match="expected a batch whose bounds"):
+        total.add(batch(1.0, 2.03), FlatClip(2.0))
+    with pytest.raises(ValueError, match="expected a batch whose bounds"):
+        total.add_later(Later(memory, 3.0), FlatClip(1.0), now=False)
+    assert total.put_off is None

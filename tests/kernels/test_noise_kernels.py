@@ -147,13 +147,13 @@ def test_tensors_that_one_launch_cannot_serve_are_copied() -> None:
         gaussian.Release(parts, scale=1.0, subkey=SUBKEY, step=0)
 
 
-def test_a_prepared_release_moves_from_step_to_step_in_device_memory() -> None:
+def test_a_prepared_release_takes_another_key_and_step_by_its_table() -> None:
     parts = parts_of([50])
-    prepared = gaussian.Release(parts, scale=1.0, subkey=SUBKEY, step=7)
-    for step in (7, 8, 9):
+    prepared = gaussian.Release(parts, scale=1.0, subkey=bytes(32), step=7)
+    for step in (7, 8, 2**64 - 1):
+        prepared.at(SUBKEY, step, [part[1] for part in parts])
         prepared.launch()
         assert_released(parts, 1.0, step)
-        prepared.next_step()
 
 
 def test_add_noise_gives_the_same_release_on_both_paths() -> None:
@@ -161,14 +161,13 @@ def test_add_noise_gives_the_same_release_on_both_paths() -> None:
         {"a": torch.ones(70, device=DEVICE), "b": torch.ones(3, 5, device=DEVICE)},
         (Group(("a",), 1.0), Group(("b",), 0.1)),
     )
-    normals = Normals(Key.from_seed(0))
     on_cpu = add_noise(
         BoundedSum({name: tensor.cpu() for name, tensor in total.tensors.items()}, total.groups),
-        noise_multiplier=2.0, normals=normals, step=1, scale=0.5,
+        noise_multiplier=2.0, normals=Normals(Key.from_seed(0)), step=1, scale=0.5,
     )  # fmt: skip
     out = {name: torch.empty_like(tensor) for name, tensor in total.tensors.items()}
     deviations = noise.standard_deviations(total, 2.0)
     parts = [(total.tensors[name], deviations[name], out[name]) for name in out]
-    kernels.release(parts, scale=0.5, subkey=normals.subkey(), step=1)
+    kernels.release(parts, scale=0.5, subkey=Normals(Key.from_seed(0)).begin(1).subkey(), step=1)
     for name in out:
         torch.testing.assert_close(out[name].cpu(), on_cpu[name], rtol=1e-6, atol=1e-6)

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 import torch
-from ledger.forgetful import forgetful_disk
 from ledger.kill_test import CAP, SLICE, UNIT
+from support.forgetful import forgetful_disk
 
 from hush.ledger import Ledger, LedgerUnwritable, checkpoints, store
 

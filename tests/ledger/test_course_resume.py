@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 import torch
-from test_course import KINDS, POISSON, L, N, network, plan, train, weights
+from support.small_course import KINDS, POISSON, L, N, network, plan, train, weights
 from torch import Tensor
 
 from hush.accounting import Budget

@@ -1,7 +1,10 @@
-"""Normal numbers: the documented map, their distribution out to the tails, independence, and drawing ahead."""
+"""Normal numbers: the documented map, their distribution out to the tails, independence."""
 
+import copy
 import math
 import os
+import pickle
+import sys
 import threading
 import time
 from collections.abc import Callable
@@ -109,9 +112,9 @@ def test_hazard_17_purposes_steps_and_ranks_give_different_numbers() -> None:
     key = Key.from_seed(0)
     draws = [
         Normals(key, purpose, rank=rank).draw(step, 1000).copy()
+        for step in (0, 1, 2**33)
         for purpose in ("gradient", "count")
         for rank in (0, 1)
-        for step in (0, 1, 2**33)
     ]
     correlations = np.corrcoef(np.stack(draws)) - np.eye(len(draws))
     assert np.abs(correlations).max() < 6 / math.sqrt(1000)
@@ -133,58 +136,53 @@ def test_hazard_22_a_resumed_run_goes_on_alike_when_seeded_and_anew_when_not() -
     assert not np.array_equal(Normals(Key.from_os()).draw(3, 100), Normals(Key.from_os()).draw(3, 100))
 
 
-def test_drawing_ahead_changes_no_number() -> None:
-    ahead, plain = Normals(Key.from_seed(1)), Normals(Key.from_seed(1))
-    for step in range(6):
-        mine = ahead.draw(step, 70_000)
-        ahead.prepare(step + 1, 70_000)
-        assert np.array_equal(mine, plain.draw(step, 70_000))
-    ahead.close()
+def test_two_that_share_a_key_never_draw_the_same() -> None:
+    for key in (Key.from_os(), Key.from_seed(0)):
+        one, other = Normals(key), Normals(key)
+        first = one.draw(0, 100).copy()
+        with pytest.raises(RuntimeError, match="drawn once"):
+            other.draw(0, 100)
+        assert not np.array_equal(other.draw(1, 100), first)
+        with pytest.raises(RuntimeError, match="drawn once"):
+            one.draw(1, 100)
 
 
-def test_numbers_prepared_for_another_step_or_size_are_dropped() -> None:
-    ahead, plain = Normals(Key.from_seed(1)), Normals(Key.from_seed(1))
-    mine = ahead.draw(0, 50_000)
-    for step, count in ((1, 50_000), (2, 50_000), (3, 40_000)):
-        ahead.prepare(step, count)
-    kept = mine.copy()
-    ahead.prepare(9, 50_000)
-    assert np.array_equal(mine, kept)  # what was handed out stays until the next draw
-    assert np.array_equal(ahead.draw(3, 50_000), Normals(Key.from_seed(1)).draw(3, 50_000))
-    assert np.array_equal(plain.draw(0, 50_000), kept)
-    ahead.close()
-    assert np.array_equal(ahead.draw(4, 100), Normals(Key.from_seed(1)).draw(4, 100))
+def test_a_copy_is_refused() -> None:
+    for copied in (copy.copy, copy.deepcopy, pickle.dumps):
+        with pytest.raises(TypeError, match="never pickled or copied"):
+            copied(Normals(Key.from_os()))
 
 
-def test_a_dropped_preparation_does_not_write_into_a_later_draw(monkeypatch: pytest.MonkeyPatch) -> None:
-    def slowly(out: normals.Floats, subkey: bytes, nonce: int) -> None:
-        time.sleep(0.05 if nonce == 1 else 0.0)
-        fill_normals(out, subkey, nonce)
+def test_threads_that_share_one_get_numbers_of_their_own() -> None:
+    source, found, errors = Normals(Key.from_os()), [], []
 
-    monkeypatch.setattr(normals, "fill_normals", slowly)
-    source = Normals(Key.from_seed(1))
-    source.draw(0, 1000)
-    source.prepare(1, 1000)
-    mine = source.draw(2, 1000)
-    time.sleep(0.1)
-    assert np.array_equal(mine, Normals(Key.from_seed(1)).draw(2, 1000))
-    source.close()
+    def work() -> None:
+        try:
+            for _ in range(40):
+                numbers = source.on_cpu(source.begin(), 5_000)
+                time.sleep(0)  # another thread draws meanwhile
+                found.append(numbers.tobytes())
+        except RuntimeError as error:
+            errors.append(error)
 
-
-def test_closing_ends_the_thread() -> None:
-    source = Normals(Key.from_seed(1))
-    source.prepare(0, 1000)
-    assert any(thread.name.startswith("hush-noise") for thread in threading.enumerate())
-    source.close()
-    assert not any(thread.name.startswith("hush-noise") for thread in threading.enumerate())
+    threads = [threading.Thread(target=work) for _ in range(6)]
+    interval = sys.getswitchinterval()
+    sys.setswitchinterval(1e-6)
+    try:
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+    finally:
+        sys.setswitchinterval(interval)
+    assert not errors and len(set(found)) == 240
 
 
 @pytest.mark.filterwarnings("ignore:This process .* is multi-threaded:DeprecationWarning")
 @pytest.mark.parametrize("key", [Key.from_os(), Key.from_seed(0)])
-def test_hazard_17_a_fork_leaves_prepared_numbers_to_the_parent(key: Key) -> None:
+def test_hazard_17_a_forked_child_draws_its_own(key: Key) -> None:
     source = Normals(key)
     source.draw(0, 1000)
-    source.prepare(1, 1000)
     reading, writing = os.pipe()
     child = os.fork()
     if child == 0:
@@ -198,7 +196,6 @@ def test_hazard_17_a_fork_leaves_prepared_numbers_to_the_parent(key: Key) -> Non
     assert len(theirs) == 1000
     assert np.array_equal(theirs, mine) == (not key.private)
     assert abs(np.corrcoef(theirs, mine)[0, 1]) < 0.2 or not key.private
-    source.close()
 
 
 @pytest.mark.timing

@@ -5,7 +5,9 @@ import itertools
 import os
 import pickle
 import sys
+import time
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import pytest
@@ -13,7 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy import stats
 
-from hush.randomness import chacha20
+from hush.randomness import chacha20, streams
 from hush.randomness.streams import Key, Stream
 
 PATHS = [chacha20._fill_numpy, chacha20._fill_openssl]
@@ -84,27 +86,16 @@ def test_without_cryptography_the_stream_is_the_same(monkeypatch: pytest.MonkeyP
     assert Key.from_seed(1).stream("x").bytes(1000) == fast
 
 
-@pytest.mark.parametrize("size", [1, 64, 100, 3 * 2**18 + 5])
-def test_hashlibs_openssl_gives_the_same_bytes(size: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    cipher = chacha20._hashlibs_cipher()
-    if cipher is None:
-        pytest.skip("this Python's hashlib has no OpenSSL whose functions can be called")
-    for block in (0, 2**32 - 3, 2**62):
-        expected = keystream(chacha20._fill_numpy, bytes(range(32)), 2**63 + 1, block, size)
-        with monkeypatch.context() as patch:
-            patch.setattr(chacha20, "_openssl_cipher", lambda: cipher)
-            assert keystream(chacha20._fill_openssl, bytes(range(32)), 2**63 + 1, block, size) == expected
+def test_a_cryptography_without_chacha20_is_not_used(monkeypatch: pytest.MonkeyPatch) -> None:
+    """An OpenSSL that is restricted to FIPS algorithms."""
+    exceptions = pytest.importorskip("cryptography.exceptions")
+    ciphers = pytest.importorskip("cryptography.hazmat.primitives.ciphers")
 
+    def refuse(*_: object, **__: object) -> None:
+        raise exceptions.UnsupportedAlgorithm("ChaCha20")
 
-def test_an_openssl_that_gives_other_bytes_is_not_used(monkeypatch: pytest.MonkeyPatch) -> None:
-    real = chacha20._Encryptor.update_into
-    monkeypatch.setattr(chacha20._Encryptor, "update_into", lambda self, data, out: real(self, b"x" + data[1:], out))
-    assert chacha20._hashlibs_cipher() is None
-    monkeypatch.setattr(chacha20._Encryptor, "update_into", lambda self, data, out: 1 / 0)
-    with pytest.raises(ZeroDivisionError):
-        chacha20._hashlibs_cipher()
-    monkeypatch.setitem(sys.modules, "_hashlib", None)
-    assert chacha20._hashlibs_cipher() is None, "a Python without OpenSSL"
+    monkeypatch.setattr(ciphers, "Cipher", refuse)
+    assert chacha20._openssl_cipher.__wrapped__() is None
 
 
 @pytest.mark.parametrize("sizes", [[1] * 200, [63, 2, 64, 0, 71], [200], [65, 135]])
@@ -115,10 +106,13 @@ def test_a_stream_does_not_depend_on_how_it_is_cut(sizes: list[int]) -> None:
 
 def test_hazard_17_no_two_streams_coincide() -> None:
     key = Key.from_seed(0)
-    purposes = ["noise", "noise1", "lots", "", "noise\x00", "nois", "é"]
-    domains = itertools.product(purposes, [0, 1, 256, 2**40], [0, 1, 256, 2**32], [0, 1, 256])
-    seen = [key.stream(p, step=s, tensor=t, rank=r).bytes(16) for p, s, t, r in domains]
+    purposes = ["noise", "noise1", "lots", "", "noise\x00", "nois", "é", "child/noise"]
+    domains = itertools.product(purposes, [0, 1, 256, 2**40], [0, 1, 256, 2**32])
+    claims = [key.claim(p, step=s, rank=r) for p, s, r in domains]
+    seen = [(claim.subkey(t), claim.step) for claim in claims for t in (0, 1, 256, 2**63)]
     assert len(set(seen)) == len(seen)
+    secrets = [k.stream("x").bytes(16) for k in (key, key.child("noise"), key.child("noise"), key.child("nois"))]
+    assert len(set(secrets)) == 4
     assert len({Key.from_os().stream("noise").bytes(16) for _ in range(100)}) == 100
     assert len({Key.from_seed(seed).stream("noise").bytes(16) for seed in (0, 1, -1, 2**70)}) == 4
 
@@ -131,10 +125,11 @@ def test_seeded_streams_repeat_and_say_so() -> None:
 
 def test_the_secret_is_not_shown_pickled_or_copied() -> None:
     key = Key(bytes(range(32)), private=True)
-    for text in (repr(key), str(key), f"{key.stream('noise')!r}"):
+    for text in (repr(key), str(key), f"{key.stream('a')!r}", repr(key.claim("b"))):
         assert bytes(range(32)).hex() not in text
         assert "\\x01" not in text
-    for thing in (key, key.stream("noise"), Key.from_seed(1), Key.from_seed(1).stream("noise")):
+    things = [key, key.stream("c"), key.claim("d"), Key.from_seed(1), Key.from_seed(1).stream("noise")]
+    for thing in [*things, key.child("y")]:
         with pytest.raises(TypeError, match="never pickled"):
             pickle.dumps(thing)
         with pytest.raises(TypeError, match="never pickled"):
@@ -186,6 +181,67 @@ def test_hazard_17_a_forked_child_never_shares_a_stream_after_the_child_has_used
     assert len({both[:16], both[16:], key.stream("noise").bytes(16)}) == 3
 
 
+@pytest.mark.parametrize("key", [Key.from_os(), Key.from_seed(0)], ids=["private", "seeded"])
+def test_hazard_38_a_step_is_claimed_once(key: Key) -> None:
+    key.claim("noise", step=4)
+    for step in (4, 3, 0):
+        with pytest.raises(RuntimeError, match="drawn once"):
+            key.claim("noise", step=step)
+        with pytest.raises(RuntimeError, match="drawn once"):
+            key.stream("noise", step=step)
+    assert key.claim("noise").step == 5 and key.claim("noise").step == 6
+    assert key.claim("noise", rank=1).step == 0 and key.claim("other").step == 0
+
+
+def test_threads_claim_different_steps() -> None:
+    key, steps = Key.from_os(), []
+    interval = sys.getswitchinterval()
+    sys.setswitchinterval(1e-6)
+    try:
+        with ThreadPoolExecutor(8) as pool:
+            for _ in range(2000):
+                pool.submit(lambda: steps.append(key.claim("noise").step))
+    finally:
+        sys.setswitchinterval(interval)
+    assert sorted(steps) == list(range(2000))
+
+
+def same_memory_twice(work: Callable[[], bytes], patch: pytest.MonkeyPatch) -> tuple[bytes, bytes]:
+    """What work() returns in two processes of one memory that cannot know it: a snapshot that is restored twice."""
+    patch.setattr(streams, "this_process", lambda: (0, None))
+    return in_forked_child(work), in_forked_child(work)
+
+
+@forks
+def test_hazard_38_a_restored_snapshot_draws_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(streams, "this_process", lambda: (0, None))
+    key = Key.from_os()
+    child = key.child("sanitizer")
+    for work in (lambda: key.stream("noise").bytes(32), lambda: child.claim("noise").subkey()):
+        one, two = same_memory_twice(work, monkeypatch)
+        assert len(one) == 32 and one != two
+    monkeypatch.setattr(os, "urandom", bytes)  # an operating system in the snapshot, which repeats itself
+    one, two = same_memory_twice(lambda: key.stream("noise").bytes(32), monkeypatch)
+    assert one != two, "the clock goes on"
+    monkeypatch.setattr(time, "time_ns", lambda: 0)
+    one, two = same_memory_twice(lambda: key.stream("noise").bytes(32), monkeypatch)
+    assert one == two, "the test can fail"
+
+
+@forks
+def test_a_claim_of_before_the_fork_is_refused_in_the_child() -> None:
+    claim, seeded = Key.from_os().claim("noise"), Key.from_seed(0).claim("noise")
+    assert b"before the fork" in in_forked_child(claim.subkey)
+    assert len(claim.subkey()) == 32 and in_forked_child(seeded.subkey) == seeded.subkey()
+
+
+@forks
+def test_a_fork_while_another_thread_claims_does_not_hang() -> None:
+    key = Key.from_os()
+    with key._lock:
+        assert len(in_forked_child(lambda: key.stream("noise").bytes(16))) == 16
+
+
 @forks
 def test_a_begun_stream_refuses_in_a_forked_child_and_goes_on_in_the_parent() -> None:
     stream = Key.from_os().stream("lots")
@@ -204,12 +260,12 @@ def test_seeded_streams_survive_a_fork_unchanged() -> None:
 
 def test_a_fork_by_foreign_code_is_noticed_by_the_process_number(monkeypatch: pytest.MonkeyPatch) -> None:
     key = Key.from_os()
-    stream, before = key.stream("noise"), key.stream("noise").bytes(16)
+    stream, before = key.stream("noise"), key.stream("lots").bytes(16)
     process = os.getpid()
     monkeypatch.setattr(os, "getpid", lambda: process + 1)
     with pytest.raises(RuntimeError, match="before the fork"):
         stream.bytes(1)
-    assert key.stream("noise").bytes(16) != before
+    assert key.stream("lots").bytes(16) != before
 
 
 @pytest.mark.parametrize("bound", [1, 2, 3, 10, 600, 60_000])

@@ -5,7 +5,7 @@ from itertools import pairwise
 from pathlib import Path
 
 import pytest
-from training.test_fit import BUDGET, blobs, run
+from support.small_fit import BUDGET, blobs, run
 
 from hush.accounting import Gaussian, PoissonSampled, compose, epsilon, grouped, renyi, rounded_up
 from hush.ledger import Ledger, LedgerError

@@ -8,7 +8,7 @@ from html.parser import HTMLParser
 from pathlib import Path
 
 import pytest
-from training.test_fit import blobs, run
+from support.small_fit import blobs, run
 
 from hush.accounting import Gaussian
 from hush.training import HeldOut, Upfront

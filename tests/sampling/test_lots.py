@@ -82,7 +82,7 @@ def test_binomial_sizes_at_large_numbers_follow_scipy() -> None:
 @pytest.mark.timing
 def test_a_billion_examples_take_milliseconds() -> None:
     lots, key = PoissonLots(10**9, 1000), Key.from_seed(0)
-    lots.draw(key.stream("lots"))
+    lots.draw(key.stream("first"))
     times = []
     for step in range(20):
         stream = key.stream("lots", step=step)

@@ -113,7 +113,7 @@ def play_graphs_on_cpu(patch: pytest.MonkeyPatch) -> Studio:
     studio, interpreted = Studio(), table.TableRelease.launch
 
     def launch(release: Any) -> None:
-        _launch(release) if isinstance(release, gaussian.GaussianRelease) else interpreted(release)
+        _launch(release) if isinstance(release, gaussian.Release) else interpreted(release)
 
     def noted(release: Any) -> None:
         if Notes.active is None:
@@ -141,21 +141,5 @@ def _launch(release: Any) -> None:
     assert table[10 + len(totals) : 10 + 3 * len(totals)].tolist() == [tensor.data_ptr() for tensor in totals + outs]
     numbers = np.empty(sum(total.numel() for total in totals), np.float32)
     fill_normals(numbers, table[1:9].astype("<u4").tobytes(), int(table[0]))
-    settings = table[10 + 3 * len(totals) :].reshape(-1, len(totals))
-    deviations = settings[0].view(np.float64).tolist()
+    deviations = table[10 + 3 * len(totals) :].view(np.float64).tolist()
     noise._release([Part(*part) for part in zip(totals, deviations, outs, strict=True)], release._scale, numbers)
-    if len(settings) > 1:
-        assert settings[1:3].ravel().tolist() == [tensor.data_ptr() for tensor in release.moved]
-        _descend(outs, release.moved, release._kind, settings[3:].view(np.float64).tolist())
-
-
-@torch.no_grad()
-def _descend(gradients: Any, moved: list[Tensor], kind: Any, numbers: list[list[float]]) -> None:
-    momentum, nesterov, decays = kind
-    pairs = zip(gradients, moved[: len(gradients)], moved[len(gradients) :], *numbers, strict=True)
-    for gradient, parameter, velocity, rate, decay, slow, fresh in pairs:
-        slope = gradient.add(parameter, alpha=decay) if decays else gradient
-        if momentum:
-            velocity.mul_(slow).add_(slope, alpha=fresh)
-            slope = slope.add(velocity, alpha=slow) if nesterov else velocity
-        parameter.add_(slope, alpha=-rate)

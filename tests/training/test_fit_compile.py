@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 import torch
+from support.small_fit import blobs, network
 from torch import Tensor
 from torch.nn import functional as F
-from training.test_fit import blobs, network
 
 from hush.clipping.clips import FlatClip
 from hush.plan import Plan

@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 import torch
+from support.small_fit import BUDGET, blobs, network, run
+from support.small_job import Crash, conduct, job, same
 from torch import nn
-from training.test_fit import BUDGET, blobs, network, run
-from training.test_resume import Crash, conduct, job, same
 
 from hush.accounting import Budget
 from hush.ledger import Ledger

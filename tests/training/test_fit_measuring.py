@@ -6,10 +6,10 @@ from pathlib import Path
 
 import pytest
 import torch
+from support.small_fit import BUDGET, blobs, network, run
 from torch import Tensor
 from torch.nn import functional as F
 from torch.optim.lr_scheduler import ReduceLROnPlateau, StepLR
-from training.test_fit import BUDGET, blobs, network, run
 
 from hush.clipping.clips import FlatClip
 from hush.training import HeldOut, paper_schedule

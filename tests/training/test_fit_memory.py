@@ -2,11 +2,11 @@
 
 import pytest
 import torch
+from support.small_fit import network, run
 from support.watching import watch
 from torch import Tensor
 from torch.nn import functional as F
 from torch.optim.lr_scheduler import LambdaLR
-from training.test_fit import network, run
 
 from hush.sampling.lots import PoissonLots
 from hush.training.physical_batches import first_size

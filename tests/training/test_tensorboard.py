@@ -5,9 +5,9 @@ import sys
 from pathlib import Path
 
 import pytest
+from support.small_fit import blobs, run
+from support.small_job import Crash, conduct, job
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
-from training.test_fit import blobs, run
-from training.test_resume import Crash, conduct, job
 
 from hush.training import HeldOut, train
 

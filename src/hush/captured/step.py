@@ -1,5 +1,6 @@
 """Noise and optimizer as one CUDA graph; with the clipped sum of a small model, so that a step is one launch."""
 
+import os
 import warnings
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
@@ -11,10 +12,8 @@ from torch.optim import optimizer as torch_optimizer
 from hush import kernels
 from hush.captured import cuda_graphs as graphs
 from hush.captured.batch import Placed
-from hush.kernels.noise.descent import NUMBERS, Descent, descent_of, numbers_of
 from hush.randomness.discrete_gaussian import OnGrid
 from hush.randomness.gaussian_samples import Normals
-from hush.randomness.streams import this_process
 
 _WHOLE_BELOW = 64 << 20  # bytes; a region that holds more takes so long that one launch more does not matter
 _MOST_PATIENCE = 64
@@ -36,14 +35,13 @@ class PlannedRelease(NamedTuple):
 class Update:
     """Captures the update of a run, and replays it.
 
-    Guarantee: the noise of a replay is that of its step, as it would be outside a graph. The number of the step lies in
-    device memory; each replay moves it on, and it is written anew wherever it might be another than the host's. The
-    host uses a step up before its replay, so that no noise is ever used twice.
+    Guarantee: the noise of a replay is that of its step, as it would be outside a graph. Key and number of the step lie
+    in device memory and are written before each replay, after the host has used the step up, so that no noise is ever
+    used twice.
 
     Tensors and settings are captured the second time in a row that they are seen. Every capture doubles the number of
-    times for the next one, so that settings that change often are not captured for nothing. The numbers of plain SGD
-    (learning rate, momentum, weight decay) may change freely: the kernel that adds the noise takes its step as well,
-    and reads them from a table.
+    times for the next one, so that settings that change often are not captured for nothing; a learning rate in a tensor
+    on the device may change freely.
     """
 
     def __init__(self) -> None:
@@ -51,8 +49,6 @@ class Update:
         self._times = 0
         self._patience = 2
         self._captured: _CapturedUpdate | None = None
-        self._descends = True
-        """Whether no optimizer was found whose step the kernel cannot take."""
 
     def prepare(
         self, optimizer: torch.optim.Optimizer, planned: PlannedRelease, placed: Placed, step: int
@@ -62,10 +58,7 @@ class Update:
         `placed` is the lot's only batch, not computed yet: the update does that first.
         """
         placed.must_be_fresh()
-        numbers: list[float] = []
-        if self._descends and type(optimizer) is torch.optim.SGD and not isinstance(planned.deviations[0], OnGrid):
-            numbers = numbers_of(optimizer)
-        key = _key(optimizer, planned, placed, but=NUMBERS if numbers else ())
+        key = _key(optimizer, planned, placed)
         if key is None:
             return None
         if key != self._seen:
@@ -75,60 +68,40 @@ class Update:
             self._times += 1
             if self._times < self._patience or not graphs.possible(planned.totals):
                 return None
-            descent = descent_of(optimizer, placed.region.parameters) if numbers else None
-            if numbers and descent is None:
-                self._descends = False  # from the next step on as any other optimizer
-                return None
             self._patience = min(2 * self._patience, _MOST_PATIENCE)
-            captured = self._captured = _capture(optimizer, planned, placed, descent, numbers, step)
-        return None if captured is None else lambda: captured.run(planned, placed, numbers, step)
+            captured = self._captured = _capture(optimizer, planned, placed)
+        return None if captured is None else lambda: captured.run(planned, placed, step)
 
 
 class _CapturedUpdate:
-    """A recorded update and the table in device memory that it reads its step from.
-
-    With a descent the release is that of `DescendingRelease`, and the optimizer is not part of the recording.
-    """
+    """A recorded update and the table in device memory that it reads its step from."""
 
     def __init__(
         self,
         recording: graphs.Recording,
         release: Any,
-        descent: Descent | None,
         gradients: Sequence[tuple[nn.Parameter, Tensor]],
         whole: bool,
     ) -> None:
         self._recording = recording
         self._release = release
-        self._descent = descent
         self._gradients = gradients
         self._whole = whole
-        self._on_device: tuple[int, object, list[float]] | None = None
 
-    def run(self, planned: PlannedRelease, placed: Placed, numbers: list[float], step: int) -> None:
+    def run(self, planned: PlannedRelease, placed: Placed, step: int) -> None:
         """Compute the sums, add the noise of the step, and update."""
         if not self._whole:
             placed.region.recording.replay()
-        planned.normals.begin(step)
-        on_device, self._on_device = self._on_device, None  # unknown if anything below fails
-        if on_device != (step, planned.deviations, numbers):
-            self._release.at(step, _settings_of(planned, self._descent, numbers))
+        claim = planned.normals.begin(step)
+        self._release.at(claim.subkey(), claim.step, planned.deviations)
         for parameter, gradient in self._gradients:
             parameter.grad = gradient
         self._recording.replay()
-        self._on_device = step + 1, planned.deviations, numbers
 
 
-def _capture(
-    optimizer: torch.optim.Optimizer,
-    planned: PlannedRelease,
-    placed: Placed,
-    descent: Descent | None,
-    numbers: list[float],
-    step: int,
-) -> _CapturedUpdate | None:
+def _capture(optimizer: torch.optim.Optimizer, planned: PlannedRelease, placed: Placed) -> _CapturedUpdate | None:
     parameters = placed.region.parameters
-    release = _release(parameters, planned, descent, numbers, step)
+    release = _release(parameters, planned)
     if release is None:
         return None
     # Recorded a second time in the same memory, large blocks may not fit where they lay: it would hold more than once.
@@ -137,11 +110,9 @@ def _capture(
     def update() -> list[Tensor]:
         gradients = list(planned.totals) if region is None else region.function(region.inputs)
         release.launch()
-        release.next_step()
         for parameter, gradient in zip(parameters, gradients, strict=True):
             parameter.grad = gradient
-        if descent is None:
-            optimizer.step()
+        optimizer.step()
         return gradients
 
     gpu = [planned.totals[0].device] if planned.totals[0].is_cuda else []
@@ -158,48 +129,32 @@ def _capture(
             parameter.grad = None  # nothing was computed yet
         placed.accept_changes()  # recording counts as a change
     pairs = list(zip(parameters, gradients, strict=True))
-    return _CapturedUpdate(recording, release, descent, pairs, region is not None)
+    return _CapturedUpdate(recording, release, pairs, region is not None)
 
 
-def _release(
-    parameters: Sequence[nn.Parameter],
-    planned: PlannedRelease,
-    descent: Descent | None,
-    numbers: list[float],
-    step: int,
-) -> Any:
+def _release(parameters: Sequence[nn.Parameter], planned: PlannedRelease) -> Any:
     """The kernel's launch, in place; None where one launch cannot serve all tensors."""
     from hush.kernels.noise import discrete, gaussian
     from hush.kernels.noise.table import fits
 
     totals, deviations = planned.totals, planned.deviations
-    parts: list[Any] = list(zip(totals, _settings_of(planned, descent, numbers), totals, strict=True))
+    parts: list[Any] = list(zip(totals, deviations, totals, strict=True))
     if not fits(parts) or any(total.dtype != p.dtype for total, p in zip(totals, parameters, strict=True)):
         return None
     on_grids = [deviation for deviation in deviations if isinstance(deviation, OnGrid)]
     if on_grids and not discrete.can_draw(on_grids):
         return None
-    scale, subkey = planned.scale, planned.normals.subkey(0)
-    if descent is not None:
-        return gaussian.DescendingRelease(parts, descent, parameters, scale=scale, subkey=subkey, step=step)
     kind: Any = discrete.Release if on_grids else gaussian.Release
-    return kind(parts, scale=scale, subkey=subkey, step=step)
+    # A key that nobody knows stands in until `at` writes that of a step.
+    return kind(parts, scale=planned.scale, subkey=os.urandom(32), step=0)
 
 
-def _settings_of(planned: PlannedRelease, descent: Descent | None, numbers: list[float]) -> Sequence[Any]:
-    """What the kernel must know of each tensor."""
-    deviations: Any = planned.deviations
-    return deviations if descent is None else descent.paces(deviations, numbers)
-
-
-def _key(
-    optimizer: torch.optim.Optimizer, planned: PlannedRelease, placed: Placed, *, but: Sequence[str]
-) -> list[object] | None:
-    """What a captured update depends on, less some settings; None where a replay would not do what a call does."""
+def _key(optimizer: torch.optim.Optimizer, planned: PlannedRelease, placed: Placed) -> list[object] | None:
+    """What a captured update depends on; None where a replay would not do what a call does."""
     if not (kernels.available() and _capturable(optimizer)):
         return None
-    # A recording has its own sums and parameters; the key of the noise belongs to `normals` and the process.
-    key = [optimizer, placed.region.recording, planned.normals, this_process(), *_settings(optimizer, but)]
+    # A recording has its own sums and parameters.
+    key = [optimizer, placed.region.recording, *_settings(optimizer)]
     if optimizer.state:
         state = [value for values in optimizer.state.values() for value in values.values() if value is not None]
         if state and not (all(isinstance(value, Tensor) for value in state) and graphs.possible(state)):
@@ -222,17 +177,12 @@ def _capturable(optimizer: torch.optim.Optimizer) -> bool:
     )
 
 
-def _settings(optimizer: torch.optim.Optimizer, but: Sequence[str] = ()) -> list[object]:
-    """What a replay takes from the settings: addresses of tensors on the device, values of everything else.
-
-    Of those left out only whether they are zero: that decides which passes there are.
-    """
+def _settings(optimizer: torch.optim.Optimizer) -> list[object]:
+    """What a replay takes from the settings: addresses of tensors on the device, values of everything else."""
     found: list[object] = []
     for group in optimizer.param_groups:
         settings = dict(group)
         found += map(id, settings.pop("params"))
-        for name in but:
-            settings[name] = settings[name] == 0
         if _PLAIN.issuperset(map(type, settings.values())):
             found += settings.values()
         else:

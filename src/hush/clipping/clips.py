@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from hush.clipping.bounded_sum import Group
+from hush.clipping.rounding import RUN_SLACK
 
 Schedule = float | Callable[[int], float]
 """A number, or a function from the step (0, 1, ..) to one; it may not look at the data."""
@@ -28,6 +29,10 @@ class Clip(ABC):
     @abstractmethod
     def groups(self, names: Iterable[str]) -> tuple[Group, ...]:
         """The parameters that are clipped together, with their bounds (real numbers, no slack)."""
+
+    def sum_bounds(self, names: Iterable[str]) -> tuple[Group, ...]:
+        """The same groups with what one example can move their sums by: rounding included, the same for every lot."""
+        return tuple(replace(group, bound=group.bound * (1 + RUN_SLACK)) for group in self.groups(names))
 
     def factors(self, squared_norms: Tensor, bound: float) -> Tensor:
         """[batch] -> [batch]: the factor of each example, at most bound / norm; zero for what is not finite."""

@@ -16,25 +16,36 @@ example has norm <= C, whatever the dtype of the model. The mass of independent 
 pairs serve only where gamma(k) terms is small.
 
 One batch. On neighbouring data a batch has the same shapes, and all other batches are the same bit for bit; but the
-sum over the rows of this one may round differently at every addition after the changed example. An addition errs by
-at most u times the norm of its result. The R = batch * terms rows lie one example after another, and neighbours are
-added up in whatever tree. A partial sum holds whole examples, b of them at most b C long, and parts of two others, no
-longer than rho C each (`floor` keeps factor * m below that). In the worst trees, one row after another, the norms of
-all partial sums add up to less than R (batch / 2 + 2 rho) C on either side: slack = u R (batch + 4 rho), and u batch
-(batch + 2) where terms = 1. If blocks of b examples are summed, only the block of the changed one rounds differently
-and batch becomes b; a few blocks (8) are then added up one after the other, 9 u batch for both sides, many in fp64
-and rounded once, 2 u batch. Examples of so many rows that a block would hold but one are added up each by itself, as
-if terms = 1. Blocks are chosen so that the slack stays below 1 percent up to 60,000 examples of one row in a batch.
+sum over the rows of this one may round differently at every addition. An addition errs by at most u times the norm of
+its result. Where each example is one row (terms = 1), a partial sum of k examples is at most k C long, and in the worst
+tree, one after another, the norms of all partial sums of a batch add up to less than batch (batch + 2) C / 2 on either
+side: slack = u batch (batch + 2). Where an example is several rows, R = batch * terms in all, no order is assumed: a
+kernel may add strided rows, so that a partial sum holds a part of every example. `floor` keeps the mass of what an
+example adds below rho C, and its sum is at most C; so no part of its rows is longer than (rho + 1) C / 2, since the
+rest is nearly as long. R additions of at most batch (rho + 1) C / 2 on either side: slack = u R batch (rho + 1).
+If blocks of b examples are summed, only the block of the changed one rounds differently and batch becomes b; a few
+blocks (8) are then added up one after the other, 9 u batch for both sides, many in fp64 and rounded once, 2 u batch.
+Examples of so many rows that a block would hold but one are added up each by itself, as if terms = 1.
 
-Across the batches of a lot sums are added in fp64 (`BoundedSum.__add__`): 10,000 batches add less than 1e-6.
+One constant. The deviation of the noise is a multiple of the bound. If the slack in it followed the batches that were
+drawn, the noise would tell who was in the lot, and amplification by sampling would be lost for that lot. So every bound
+holds RUN_SLACK, whatever the batch needs: empty, short, long, on any device. Blocks are chosen so that ordinary batches
+need less. A batch that would need more is summed in pieces (`pieces_needed`), which are added in fp64: it takes longer.
+
+Across the batches of a lot sums are added in fp64: K batches of N examples add less than N K 2^-53, and ACROSS_BATCHES
+is kept for that, enough for N K < 9e11.
 """
 
+from collections.abc import Callable
 from functools import cache
 from typing import Any
 
 import torch
 
-ACCUMULATION = 1e-6
+RUN_SLACK = 0.01
+"""How much further than by its clipping bound rounding may let an example move a sum: in every bound of every run."""
+ACROSS_BATCHES = 1e-4
+"""The part of it that is kept for adding up the batches of a lot."""
 
 
 @cache
@@ -67,4 +78,23 @@ def product_unit(device: torch.device, convolution: bool) -> float:
 
 def slack(additions: float, dtype: torch.dtype) -> float:
     """How much further one example can move the sum over a batch through rounding, relative to C."""
-    return 1.01 * unit(dtype) * additions + ACCUMULATION
+    return 1.01 * unit(dtype) * additions
+
+
+def pieces_needed(additions: Callable[[int], float], examples: int, dtype: torch.dtype) -> int:
+    """In how many pieces so many examples are summed, so that rounding stays below what every bound has room for.
+
+    `additions` says how far one example moves the sum of so many, in units of u C.
+
+    >>> [pieces_needed(lambda n: n * n, examples, torch.float32) for examples in (0, 400, 500, 4000)]
+    [1, 1, 2, 16]
+    """
+    pieces = 1
+    while slack(additions(-(-examples // pieces)), dtype) > RUN_SLACK - ACROSS_BATCHES:
+        if pieces >= examples:
+            raise ValueError(
+                "one example alone rounds more than the noise has room for: its gradient is a sum of too many parts "
+                "(a parameter that is used thousands of times); use it less often, or compute in float64"
+            )
+        pieces *= 2
+    return pieces

@@ -30,8 +30,8 @@ def clipped_sum(
     """The sum over examples of their clipped gradients, with the bound on what one example can move it by.
 
     Guarantee: each example adds at most the clip's bound to each group, in L2 norm and after rounding; an example with
-    a non-finite gradient adds exactly zero and touches no other. The bound of the result includes the slack of
-    summation over `rows` examples (default: the length of `losses`; give the physical batch size, which is public).
+    a non-finite gradient adds exactly zero and touches no other. The bound of the result is that of `clip.sum_bounds`,
+    whatever the batch; a batch that rounds more is summed in pieces, as if it had `rows` examples if those are more.
 
     `losses` holds one loss per example. `mask` is 0 (False) for padding rows, which then add exactly zero; all other
     values count as True. Every trainable
@@ -47,8 +47,7 @@ def clipped_sum(
     with quiet(losses.device):
         batch = losses.shape[0] if losses.dim() == 1 else 0
         found = _contributions(losses, params, allow_unused)
-        total = summed(found, params, clip, batch=batch, rows=rows, mask=mask)
-        return total.bounded(clip.groups(params))
+        return summed(found, params, clip, batch=batch, rows=rows, mask=mask)
 
 
 def squared_norms(losses: Tensor, params: Mapping[str, Tensor], *, allow_unused: bool = False) -> dict[str, Tensor]:

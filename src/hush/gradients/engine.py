@@ -9,22 +9,21 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 
-from hush.clipping.bounded_sum import BoundedSum, Group
+from hush.clipping.bounded_sum import BoundedSum
 from hush.clipping.clips import Clip
 from hush.gradients import reference
 from hush.gradients.analysis.analyst import Analyst, ParameterRow
 from hush.gradients.analysis.function import Function
-from hush.gradients.errors import NotSupported
+from hush.errors import NotSupported
 from hush.gradients.graph import read
-from hush.gradients.inputs import Inputs
+from hush.gradients.inputs import Inputs as Inputs
+from hush.gradients.inputs import has_rows as has_rows
 from hush.gradients.sites import contributions
-from hush.gradients.sums.clipped import Summed, quiet, summed
+from hush.gradients.sums.clipped import quiet, summed
 from hush.gradients.sums.per_example import Contribution
 
 log = logging.getLogger("hush")
 
-SLACK = 0.01
-"""How much rounding may add to the bound of a sum: one number for a whole run, whatever its lots hold."""
 _LOOKS = 1 / 500
 """The share of later batches on which independence is tested again, besides the second, fourth, eighth, ..."""
 
@@ -47,8 +46,7 @@ class Gradients:
     """Per-example gradients of `losses_of(model, *inputs)`, which gives one loss for each row of its inputs.
 
     Guarantee: each example adds at most the clip's bound to each group of a clipped sum, in L2 norm and after rounding;
-    one with a non-finite gradient adds exactly zero and touches no other. The bounds carry `slack` for rounding, a
-    constant. The first batch is analysed: a function whose examples are not independent is refused, and every
+    one with a non-finite gradient adds exactly zero and touches no other. The first batch is analysed: a function whose examples are not independent is refused, and every
     parameter's gradient is compared with single backward passes. engine="reference" takes one example after another.
 
     >>> model = nn.Linear(2, 1, bias=False)
@@ -67,17 +65,14 @@ class Gradients:
         model: nn.Module,
         *,
         engine: Literal["fast", "reference"] = "fast",
-        slack: float = SLACK,
         look_seed: int | None = None,
     ) -> None:
         if engine not in ("fast", "reference"):
             raise ValueError(f"engine must be 'fast' or 'reference', got {engine!r}")
         self.model = model
-        self.slack = slack
         self._reference = engine == "reference"
         self._function = Function(losses_of, model)
         self._analyst = Analyst(self._function)
-        self._largest: int | None = None
         self._batches = 0
         self._looks = random.Random(look_seed)
 
@@ -89,23 +84,22 @@ class Gradients:
         `inputs` is a tuple, or a mapping of named inputs. `rows`, the physical batch size, bounds rounding.
         """
         inputs = Inputs.of(inputs)
-        groups = tuple(Group(g.names, g.bound * (1 + self.slack)) for g in clip.groups(self._params()))
         if inputs.rows == 0:
-            return summed({}, self._params(), clip, batch=0).bounded(clip.groups(self._params()), self.slack)
+            return summed({}, self.parameters(), clip, batch=0)
         if self._reference:
-            of = self._function
-            return reference.clipped_sum(of.losses_of, self.model, inputs, clip, mask, self.slack)
+            return reference.clipped_sum(self._function.losses_of, self.model, inputs, clip, mask)
         self._look(inputs)
-        return self._bounded(inputs, clip, mask, rows, groups)
+        with quiet(self._device):
+            return summed(self._found(inputs), self.parameters(), clip, batch=inputs.rows, rows=rows, mask=mask)
 
     def per_example(self, inputs: Any) -> dict[str, Tensor]:
         """{name: [B, *shape]}: what the paper writes; private."""
         inputs = Inputs.of(inputs)
         if self._reference:
             each = list(reference.gradients_of(self._function.losses_of, self.model, inputs))
-            return {name: torch.stack([one[name] for one in each]) for name in self._params()}
+            return {name: torch.stack([one[name] for one in each]) for name in self.parameters()}
         with quiet(self._device):
-            found, shapes = self._found(inputs), {n: (inputs.rows, *p.shape) for n, p in self._params().items()}
+            found, shapes = self._found(inputs), {n: (inputs.rows, *p.shape) for n, p in self.parameters().items()}
             return {
                 name: found[name].per_example().reshape(shape) if name in found else torch.zeros(shape, device=self._device)
                 for name, shape in shapes.items()
@@ -119,7 +113,7 @@ class Gradients:
         with quiet(self._device):
             found = self._found(inputs)
             none = torch.zeros(inputs.rows, device=self._device)
-            return {n: found[n].squared_norms() if n in found else none for n in self._params()}
+            return {n: found[n].squared_norms() if n in found else none for n in self.parameters()}
 
     def check(self, inputs: Any) -> Explanation:
         """Analyse these inputs and sum nothing; raises what `clipped_sum` would."""
@@ -130,21 +124,24 @@ class Gradients:
     def explain(self) -> Explanation:
         """What was learnt so far."""
         if self._reference:
-            rows = [ParameterRow(name, tuple(p.shape), "one by one", "reference") for name, p in self._params().items()]
+            rows = [ParameterRow(name, tuple(p.shape), "one by one", "reference") for name, p in self.parameters().items()]
             return Explanation(tuple(rows), (), "by construction: each example is alone in its batch")
         analyst = self._analyst
-        rows = [analyst.rows[name] for name in self._params() if name in analyst.rows]
+        rows = [analyst.rows[name] for name in self.parameters() if name in analyst.rows]
         known = f"tested on {analyst.tested} rows of the first batch and on {analyst.looks} later batches"
         return Explanation(tuple(rows), tuple(analyst.notes), known)
+
+    def losses(self, inputs: Any) -> Tensor:
+        """One loss for each row, views averaged; private."""
+        return self._function(Inputs.of(inputs))
 
     def look_again(self, inputs: Any) -> None:
         """Test independence on this very batch, now."""
         if not self._reference:
             self._analyst.look_again(Inputs.of(inputs), self._looks.randrange(1 << 30))
 
-    # Inside ----------------------------------------------------------------------------------------------------------
-
-    def _params(self) -> dict[str, Tensor]:
+    def parameters(self) -> dict[str, Tensor]:
+        """The trainable parameters as they are now."""
         params = self._function.trainable()
         if not params:
             raise ValueError("the model has no trainable parameter: every parameter has requires_grad=False")
@@ -155,6 +152,8 @@ class Gradients:
                 "and imaginary parts in a real parameter and use torch.view_as_complex on it"
             )
         return params
+
+    # Inside ----------------------------------------------------------------------------------------------------------
 
     @property
     def _device(self) -> torch.device:
@@ -169,7 +168,7 @@ class Gradients:
 
     def _found(self, inputs: Inputs) -> Mapping[str, Contribution]:
         """One forward and one backward pass: what the examples add to each parameter."""
-        params = self._params()
+        params = self.parameters()
         self._analyst.test(inputs)
         losses = self._function(inputs)
         graph = read(losses, params)
@@ -177,32 +176,3 @@ class Gradients:
         with quiet(losses.device):
             settled = self._analyst.find(graph, losses, inputs)
             return contributions(graph, settled.now(graph), losses, settled.side)
-
-    def _bounded(
-        self, inputs: Inputs, clip: Clip, mask: Tensor | None, rows: int | None, groups: tuple[Group, ...]
-    ) -> BoundedSum:
-        """The sum with the constant bound; a batch whose additions could round more is cut and added in float64."""
-        count = inputs.rows
-        if self._largest is None or count <= self._largest:
-            total = self._summed(inputs, clip, mask, rows if self._largest is None else None)
-            if max(total.slacks) <= self.slack:
-                return BoundedSum(total.tensors, groups, total.count)
-            if count == 1:
-                raise NotSupported(
-                    f"adding up the rows of one example may round by {max(total.slacks):.1%} of the bound, more than "
-                    f"the {self.slack:.1%} that the noise covers: expected shorter examples, or float64 weights"
-                )
-            self._largest = max(1, count // 2)
-        parts = [
-            self._bounded(inputs.take(index), clip, None if mask is None else mask[index.to(mask.device)], None, groups)
-            for index in torch.arange(count).split(self._largest)
-        ]
-        total_of_all = parts[0]
-        for part in parts[1:]:
-            total_of_all = total_of_all + part
-        return total_of_all
-
-    def _summed(self, inputs: Inputs, clip: Clip, mask: Tensor | None, rows: int | None) -> Summed:
-        with quiet(self._device):
-            found = self._found(inputs)
-            return summed(found, self._params(), clip, batch=inputs.rows, rows=rows, mask=mask)

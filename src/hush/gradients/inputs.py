@@ -48,17 +48,25 @@ class Inputs(NamedTuple):
             found.append((path, tensor))
             return tensor
 
-        self.map(note)
+        self._walked(note)
         return found
 
-    def map(self, function: Callable[[Tensor, str], Tensor]) -> "Inputs":
-        """The same inputs with each tensor replaced by function(tensor, path)."""
-        args = tuple(_mapped(function, value, f"[{place}]") for place, value in enumerate(self.args))
-        return Inputs(args, {name: _mapped(function, value, f'["{name}"]') for name, value in self.kwargs.items()})
+    def map(self, function: Callable[[Tensor], Tensor]) -> "Inputs":
+        """The same inputs with each tensor replaced by function(tensor)."""
+        return self._walked(lambda tensor, path: function(tensor))
 
     def take(self, index: Tensor) -> "Inputs":
         """These rows of all tensors that have rows."""
-        return self.map(lambda tensor, path: tensor[index.to(tensor.device)] if tensor.dim() else tensor)
+        return self.map(lambda tensor: tensor[index.to(tensor.device)] if tensor.dim() else tensor)
+
+    def _walked(self, function: Callable[[Tensor, str], Tensor]) -> "Inputs":
+        args = tuple(_mapped(function, value, f"[{place}]") for place, value in enumerate(self.args))
+        return Inputs(args, {name: _mapped(function, value, f'["{name}"]') for name, value in self.kwargs.items()})
+
+
+def has_rows(leaf: Any) -> bool:
+    """Whether the leaf is a tensor with the examples along its first dimension."""
+    return isinstance(leaf, Tensor) and leaf.dim() > 0
 
 
 def _mapped(function: Callable[[Tensor, str], Tensor], value: Any, path: str) -> Any:

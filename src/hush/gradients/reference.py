@@ -31,7 +31,6 @@ def clipped_sum(
     inputs: Inputs,
     clip: Clip,
     mask: Tensor | None = None,
-    slack: float = 1e-6,
 ) -> BoundedSum:
     """sum_i g_i min(1, C / |g_i|) over each group, in float64 (Algorithm 1 of Abadi et al. 2016)."""
     params = {name: param for name, param in model.named_parameters() if param.requires_grad}
@@ -49,6 +48,5 @@ def clipped_sum(
                     total[name] += factor[0] * gradient[name]
             below = clip.below(square, group.bound)
             count = None if count is None or below is None else count + below.sum()
-    groups = tuple(Group(group.names, group.bound * (1 + slack)) for group in clip.groups(params))
     of_count = None if count is None else BoundedSum({"count": count}, (Group(("count",), 0.5),))
-    return BoundedSum(total, groups, of_count)
+    return BoundedSum(total, clip.sum_bounds(params), of_count)

@@ -62,7 +62,7 @@ def add_discrete_noise(
     *,
     noise_multiplier: float,
     normals: Normals,
-    step: int,
+    step: int | None = None,
     scale: float = 1.0,
     out: Mapping[str, Tensor] | None = None,
     kind: Literal["rounded", "discrete"] = "rounded",
@@ -90,7 +90,7 @@ def add_discrete_noise(
     deviations = grid_deviations(total, noise_multiplier)
     for tensor in total.tensors.values():
         refuse_capture(tensor.device)
-    normals.begin(step)
+    claim = normals.begin(step)
     released = {name: place_for(tensor, None if out is None else out[name]) for name, tensor in total.tensors.items()}
     for number, device in enumerate({tensor.device: None for tensor in total.tensors.values()}):
         parts = [
@@ -98,10 +98,12 @@ def add_discrete_noise(
             for name, tensor in total.tensors.items()
             if tensor.device == device
         ]
-        subkey = normals.subkey(number)
+        subkey = claim.subkey(number)
         on_gpu = device.type == "cuda" and kernels.available()
-        if not (on_gpu and kernels.release_on_grids(parts, scale=scale, subkey=subkey, step=step, rounded=rounded)):
-            _release(parts, scale, rounded_gaussian if rounded else discrete_gaussian, (subkey, step))
+        if not (
+            on_gpu and kernels.release_on_grids(parts, scale=scale, subkey=subkey, step=claim.step, rounded=rounded)
+        ):
+            _release(parts, scale, rounded_gaussian if rounded else discrete_gaussian, (subkey, claim.step))
     return released
 
 

@@ -25,7 +25,7 @@ def add_noise(
     *,
     noise_multiplier: float,
     normals: Normals,
-    step: int,
+    step: int | None = None,
     scale: float = 1.0,
     out: Mapping[str, Tensor] | None = None,
 ) -> dict[str, Tensor]:
@@ -33,6 +33,7 @@ def add_noise(
 
     Guarantee: with m groups, the tensors of group l get independent Gaussian noise of standard deviation
     noise_multiplier * sqrt(m) * bound_l, so that the release is the event Gaussian(noise_multiplier) under zero-out.
+    The noise is that of `step`, of the next one where none is given, and is never drawn again.
     Noise is computed and added in float32 (float64 sums stay float64); sums in half precision come back as float32.
     `out` gives tensors to write into, in their own dtype. A noise multiplier of 0 adds nothing: NOT PRIVATE.
 
@@ -46,7 +47,7 @@ def add_noise(
     deviations = standard_deviations(total, noise_multiplier)
     for tensor in total.tensors.values():
         refuse_capture(tensor.device)
-    normals.begin(step)
+    claim = normals.begin(step)
     released: dict[str, Tensor] = {}
     devices = {tensor.device: None for tensor in total.tensors.values()}
     for number, device in enumerate(devices):
@@ -63,9 +64,9 @@ def add_noise(
             for part in parts:
                 part.out.copy_(part.total.to(torch.promote_types(part.total.dtype, torch.float32)) * scale)
         elif device.type == "cuda" and kernels.available():
-            kernels.release(parts, scale=scale, subkey=normals.subkey(number), step=step)
+            kernels.release(parts, scale=scale, subkey=claim.subkey(number), step=claim.step)
         else:
-            _release(parts, scale, normals.on_cpu(step, sum(part.total.numel() for part in parts), number))
+            _release(parts, scale, normals.on_cpu(claim, sum(part.total.numel() for part in parts), number))
         released.update((name, part.out) for name, part in zip(names, parts, strict=True))
     return {name: released[name] for name in total.tensors}
 
@@ -104,10 +105,7 @@ def check_release(
 def refuse_capture(device: torch.device) -> None:
     """Refuse to be recorded in a CUDA graph, whose replays would all add the same noise."""
     if device.type == "cuda" and torch.cuda.is_current_stream_capturing():
-        raise RuntimeError(
-            "a captured CUDA graph would add the same noise at every replay; release outside the graph, or capture "
-            "hush.kernels.noise.gaussian.Release, which counts its steps in device memory"
-        )
+        raise RuntimeError("a captured CUDA graph would add the same noise at every replay; release outside the graph")
 
 
 def place_for(total: Tensor, out: Tensor | None) -> Tensor:

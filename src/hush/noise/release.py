@@ -1,7 +1,6 @@
 """The release of a lot: its sum, with noise of the scale that was paid for, becomes `p.grad`. Its only writer."""
 
 from collections.abc import Callable, Mapping
-from os import cpu_count
 from typing import Any, NamedTuple
 
 import torch
@@ -16,9 +15,6 @@ from hush.noise.float_safe import add_discrete_noise, distance_over, grid_deviat
 from hush.noise.gaussian import add_noise, check_release, standard_deviations
 from hush.randomness.gaussian_samples import Normals
 from hush.randomness.streams import Key
-
-_CORES = cpu_count() or 1
-_WORTH_PREPARING = 20_000  # numbers; below that handing them to another thread costs more than drawing them
 
 
 class Due(NamedTuple):
@@ -44,23 +40,11 @@ class Releaser:
 
     def take(self, key: Key) -> None:
         """Draw all further noise from this key."""
-        self._normals.close()
         self._normals, self._count_normals = Normals(key), Normals(key, "count")
 
     def close(self) -> None:
-        """End what runs in the background, let go of what was captured."""
-        self._normals.close()
+        """Let go of what was captured."""
         self._update = Update()
-
-    def prepare(self, due: Due) -> None:
-        """Let the noise of a lot be drawn while its gradients are computed, where a core is free for that."""
-        if self._discrete or due.noise == 0 or torch.get_num_threads() >= _CORES:
-            return  # without a free core both would wait for each other: benchmarks/NOTES.md
-        if next(iter(due.parameters.values())).is_cuda:
-            return  # its numbers are drawn on the GPU
-        count = sum(parameter.numel() for parameter in due.parameters.values() if parameter.device.type == "cpu")
-        if count >= _WORTH_PREPARING:
-            self._normals.prepare(due.step, count)
 
     def release(self, lot: LotSum, due: Due) -> tuple[dict[str, float], Clip | None]:
         """Write the released gradients.
@@ -91,11 +75,9 @@ class Releaser:
         placed = lot.put_off
         if not isinstance(placed, Placed) or due.noise == 0:
             return None
-        reasons = due.clip, due.noise, lot.slack, self._normals
+        reasons = due.clip, due.noise, self._normals
         if self._total is not placed.total or self._reasons != reasons:
-            self._planned = self._plan(
-                BoundedSum(placed.total.tensors, lot.bounds(due.parameters, due.clip)), due.noise
-            )
+            self._planned = self._plan(BoundedSum(placed.total.tensors, due.clip.sum_bounds(due.parameters)), due.noise)
             self._total, self._reasons = placed.total, reasons
         return self._update.prepare(optimizer, self._planned, placed, due.step)
 

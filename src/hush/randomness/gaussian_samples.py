@@ -20,14 +20,12 @@ the refinement the largest radius would be 6.6. These are continuous normals rou
 
 import math
 import threading
-from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
 
 from hush.randomness.chacha20 import BLOCK_BYTES, fill_keystream
-from hush.randomness.streams import Key, this_process
+from hush.randomness.streams import Claim, Key, NeverCopied
 
 RUN = 1 << 18
 REFINED_BELOW = 4_096
@@ -38,7 +36,7 @@ Floats = npt.NDArray[np.float32]
 
 
 class _Workspace(threading.local):
-    """Scratch of one thread: 2 MiB. Runs are this long so that a background thread rarely asks for Python's lock."""
+    """Scratch of one thread: 2 MiB."""
 
     def __init__(self) -> None:
         self.words = np.empty(RUN, "<i4")
@@ -108,18 +106,23 @@ def _tail_radius(word: int, subkey: bytes, nonce: int, place: int) -> float:
     return math.sqrt(-2.0 * math.log((cell + fraction) * 2.0**-31))
 
 
-@dataclass(frozen=True)
-class _Prepared:
-    step: int
-    count: int
-    numbers: "Future[Floats]"
+class _Buffer(threading.local):
+    """Memory of one thread that was touched before: fresh pages cost as much as the numbers in them."""
+
+    def __init__(self) -> None:
+        self._floats = np.empty(0, np.float32)
+
+    def of(self, count: int) -> Floats:
+        if len(self._floats) != count:
+            self._floats = np.empty(count, np.float32)
+        return self._floats
 
 
-class Normals:
+class Normals(NeverCopied):
     """Standard normal numbers for one purpose of a run: a vector for each step, from the key's stream for that step.
 
-    Guarantee: steps only go forward, so no vector is handed out twice. After a fork the child draws from a key of its
-    own (a seeded key stays as it is). `prepare` moves work to a background thread and changes no number.
+    Guarantee: no vector is handed out twice, not by another `Normals` of the same key either (`Key.claim`); threads may
+    share one. After a fork the child draws from a key of its own (a seeded key stays as it is).
 
     >>> [f"{number:.3f}" for number in Normals(Key.from_seed(0)).draw(step=0, count=2)]
     ['0.564', '0.101']
@@ -129,77 +132,18 @@ class Normals:
         self.key = key
         self._purpose = f"noise/{purpose}"
         self._rank = rank
-        self._last_step = -1
-        self._home: tuple[int, object]
-        self._prepared: _Prepared | None
-        self._thread: ThreadPoolExecutor | None
-        self._spare: Floats
-        self._handed_out: Floats
-        self._forget()
+        self._buffer = _Buffer()
 
     def draw(self, step: int, count: int) -> Floats:
-        """The step's first `count` numbers; valid until the next draw, which may overwrite them."""
-        self.begin(step)
-        return self.on_cpu(step, count)
+        """The step's first `count` numbers; valid until this thread draws again, which may overwrite them."""
+        return self.on_cpu(self.begin(step), count)
 
-    def prepare(self, step: int, count: int) -> None:
-        """Begin to draw a coming step's numbers in the background, while other work runs."""
-        self._take_prepared()
-        if self._thread is None:
-            self._thread = ThreadPoolExecutor(1, thread_name_prefix="hush-noise")
-        self._prepared = _Prepared(step, count, self._thread.submit(_fill, self._buffer(count), self.subkey(), step))
+    def begin(self, step: int | None = None) -> Claim:
+        """Use up a step, without a number the next one: it and all steps before it are refused from now on."""
+        return self.key.claim(self._purpose, step=step, rank=self._rank)
 
-    def close(self) -> None:
-        """Drop what was prepared and end the background thread; drawing still works without it."""
-        self._take_prepared()
-        if self._thread is not None:
-            self._thread.shutdown()
-        self._forget()
-
-    def begin(self, step: int) -> None:
-        """Use up a step: it and all steps before it are refused from now on."""
-        if step <= self._last_step:
-            raise RuntimeError(
-                f"noise for step {step} was asked for after that of step {self._last_step}: the noise of a step is "
-                "drawn once, since a second use would cancel it; use a later step or another purpose"
-            )
-        self._last_step = step
-
-    def subkey(self, device_number: int = 0) -> bytes:
-        """The key of the streams of all steps on one device; the step is the nonce."""
-        return self.key.subkey(self._purpose, tensor=device_number, rank=self._rank)
-
-    def on_cpu(self, step: int, count: int, device_number: int = 0) -> Floats:
-        """The numbers of a step that was begun."""
-        prepared = self._take_prepared()
-        if prepared is not None and (prepared.step, prepared.count, 0) == (step, count, device_number):
-            numbers = prepared.numbers.result()
-        else:
-            numbers = _fill(self._buffer(count), self.subkey(device_number), step)
-        self._spare, self._handed_out = self._handed_out, numbers
-        return numbers
-
-    def _take_prepared(self) -> _Prepared | None:
-        if self._home != this_process():  # a forked child has no such thread, and its parent's numbers are not its own
-            self._forget()
-        prepared, self._prepared = self._prepared, None
-        if prepared is not None:
-            prepared.numbers.exception()  # wait: it must not write into its buffer once that is used again
-        return prepared
-
-    def _buffer(self, count: int) -> Floats:
-        # Pages that were touched before: fresh ones cost as much as the numbers in them.
-        if len(self._spare) != count:
-            self._spare = np.empty(count, np.float32)
-        return self._spare
-
-    def _forget(self) -> None:
-        self._home = this_process()
-        self._prepared = None
-        self._thread = None
-        self._spare = self._handed_out = np.empty(0, np.float32)
-
-
-def _fill(out: Floats, subkey: bytes, step: int) -> Floats:
-    fill_normals(out, subkey, step)
-    return out
+    def on_cpu(self, claim: Claim, count: int, device_number: int = 0) -> Floats:
+        """The numbers of a step that was begun, for one device."""
+        out = self._buffer.of(count)
+        fill_normals(out, claim.subkey(device_number), claim.step)
+        return out

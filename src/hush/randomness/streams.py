@@ -3,17 +3,28 @@
 Every stream is the keystream of its own (subkey, nonce):
 
     subkey = BLAKE2b-256(key = the 32 secret bytes, person = "hush.streams.v1",
-                         message = length of purpose (8 bytes) | purpose in UTF-8 | tensor (8 bytes) | rank (8 bytes))
+                         message = length of purpose (8 bytes) | purpose in UTF-8 | tensor (8 bytes) | rank (8 bytes)
+                                   | fresh bytes (40, of a private key only))
     nonce  = step (8 bytes)
 
 All integers are little endian. The lengths are fixed or written, so two different requests never encode alike; the
-block counter has 64 bits. The step is the nonce, and not hashed, so that a captured GPU graph can move to the next
-step by changing one number in device memory.
+block counter has 64 bits.
+
+Nothing is drawn twice, for three reasons of which each is enough while all is well:
+
+- A key hands out each purpose and rank step by step, and only forwards (`Key.claim`). What was claimed is noted in the
+  key itself, which cannot be copied; so a copy of whatever draws from it is refused, and threads take turns.
+- Of a private key every claim takes 32 fresh bytes from the operating system. So a process whose memory was copied (a
+  fork, a restored snapshot of a virtual machine or a container) draws other numbers than its twin.
+- Beside them stand 8 bytes of the clock, for a twin whose operating system repeats its bytes as well; and in a forked
+  child a private key becomes another one.
 """
 
 import hashlib
 import operator
 import os
+import threading
+import time
 from typing import NoReturn
 
 import numpy as np
@@ -43,12 +54,32 @@ def this_process() -> tuple[int, object]:
     return os.getpid(), _Process.token
 
 
-class Key:
-    """A secret from which all streams of a run are derived; it is never shown, written or pickled.
+def _fresh_bytes() -> bytes:
+    """What no other call returns, here or in a copy of this process."""
+    return os.urandom(32) + (time.time_ns() % _LIMIT).to_bytes(8, "little")
 
-    Guarantee: two streams of a key coincide only if purpose, step, tensor and rank are all equal. In a forked child an
-    operating system's key becomes a new one before its first use there, so that child and parent share no stream. A
-    key from a seed stays what it is; what is drawn from it is reproducible and protects nobody (`private` is False).
+
+class NeverCopied:
+    """What cannot be copied or pickled, because the copy would repeat its random numbers."""
+
+    __slots__ = ()
+
+    def __reduce_ex__(self, protocol: object) -> NoReturn:
+        raise TypeError(
+            f"a {type(self).__name__} is never pickled or copied, since the copy would draw the same random numbers: "
+            "make a new one where it is needed"
+        )
+
+
+class Key(NeverCopied):
+    """A secret from which random streams are derived; it is never shown, written or pickled.
+
+    Guarantee: no two streams coincide, whoever asks for them, in any thread: each step of a purpose and rank is handed
+    out once. Of an operating system's key no stream can be had a second time either from a copy of the process's
+    memory. A key from a seed gives the same streams in the same order, is reproducible and protects nobody (`private`
+    is False).
+
+    Several mechanisms that share a key each take a `child` of it.
 
     >>> Key.from_os()
     Key(private=True)
@@ -56,14 +87,14 @@ class Key:
     'db6997ec'
     """
 
-    __slots__ = ("_home", "_secret", "private")
+    __slots__ = ("_claimed", "_home", "_lock", "_secret", "private")
 
     def __init__(self, secret: bytes, *, private: bool) -> None:
         if len(secret) != 32:
             raise ValueError(f"a key has 32 bytes, got {len(secret)}; use Key.from_os() or Key.from_seed(seed)")
-        self._secret = bytearray(secret)
-        self._home = this_process()
+        self._secret = bytes(secret)
         self.private = private
+        self._settle()
 
     @classmethod
     def from_os(cls) -> "Key":
@@ -77,60 +108,101 @@ class Key:
             raise TypeError(f"a seed is an int, got {seed!r}")
         return cls(hashlib.blake2b(str(seed).encode(), digest_size=32, person=b"hush.seed.v1").digest(), private=False)
 
-    def stream(self, purpose: str, *, step: int = 0, tensor: int = 0, rank: int = 0) -> "Stream":
-        """The stream for this purpose, step, tensor and rank, from its beginning."""
-        return Stream(self.subkey(purpose, tensor=tensor, rank=rank), _word("step", step), secret=self.private)
+    def claim(self, purpose: str, *, step: int | None = None, rank: int = 0) -> "Claim":
+        """Take a step of a purpose, which nobody can take again; without a number, the next one.
 
-    def subkey(self, purpose: str, *, tensor: int = 0, rank: int = 0) -> bytes:
-        """The 32 bytes that key the streams of all steps; for kernels that compute the keystream elsewhere."""
-        if self.private and self._home != this_process():
-            self._secret[:] = os.urandom(32)
-            self._home = this_process()
-        name = purpose.encode()
-        numbers = _word("tensor", tensor).to_bytes(8, "little") + _word("rank", rank).to_bytes(8, "little")
-        message = len(name).to_bytes(8, "little") + name + numbers
-        return hashlib.blake2b(message, key=bytes(self._secret), digest_size=32, person=b"hush.streams.v1").digest()
+        Steps only go forward: it and all steps before it are refused from now on.
+        """
+        rank, wanted = _word("rank", rank), None if step is None else _word("step", step)
+        if self._home != this_process():
+            self._leave_to_parent()
+        with self._lock:
+            last = self._claimed.get((purpose, rank), -1)
+            number = last + 1 if wanted is None else wanted
+            if number <= last:
+                raise RuntimeError(
+                    f"{purpose!r} of step {number} was asked for after that of step {last}: what belongs to a step is "
+                    "drawn once, since noise that is used twice cancels; use a later step, or a child of the key"
+                )
+            self._claimed[purpose, rank] = number
+        return Claim(self._secret, purpose, number, rank, _fresh_bytes() if self.private else b"")
+
+    def stream(self, purpose: str, *, step: int = 0, rank: int = 0) -> "Stream":
+        """The stream of this purpose, step and rank, from its beginning; claims the step."""
+        return Stream(self.claim(purpose, step=step, rank=rank))
+
+    def child(self, purpose: str) -> "Key":
+        """A key for one mechanism, which shares no stream with this one or with any other child of it."""
+        return Key(Stream(self.claim(f"child/{purpose}")).bytes(32), private=self.private)
+
+    def _settle(self) -> None:
+        self._home = this_process()
+        self._lock = threading.Lock()
+        self._claimed: dict[tuple[str, int], int] = {}
+
+    def _leave_to_parent(self) -> None:
+        """In a forked child: a private key becomes another one; the lock may be held by a thread of the parent."""
+        if self.private:
+            self._secret = os.urandom(32)
+        self._settle()
 
     def __repr__(self) -> str:
         return f"Key(private={self.private})"
 
-    def __reduce_ex__(self, protocol: object) -> NoReturn:
-        raise TypeError("a Key is never pickled or copied: make a new one with Key.from_os() where it is needed")
 
+class Claim(NeverCopied):
+    """A step of a purpose, taken from a key once; the keys of its streams, one for each tensor or device.
 
-class Stream:
-    """The random numbers of one purpose, step, tensor and rank, in order; made by `Key.stream`.
-
-    Guarantee: what is drawn never repeats, and depends only on how many bytes were drawn before. A stream of an
-    operating system's key refuses to go on in a forked child.
+    A claim of a private key is refused in a forked child, where it would be the parent's.
     """
 
-    __slots__ = ("_home", "_nonce", "_position", "_secret", "_subkey")
+    __slots__ = ("_fresh", "_home", "_purpose", "_rank", "_secret", "step")
 
-    def __init__(self, subkey: bytes, nonce: int, *, secret: bool) -> None:
-        self._subkey = subkey
-        self._nonce = nonce
+    def __init__(self, secret: bytes, purpose: str, step: int, rank: int, fresh: bytes) -> None:
         self._secret = secret
-        self._position = 0
+        self._purpose = purpose.encode()
+        self.step = step
+        """The nonce of the streams."""
+        self._rank = rank
+        self._fresh = fresh
         self._home = this_process()
+
+    def subkey(self, tensor: int = 0) -> bytes:
+        """The 32 bytes that key the stream of one tensor; for kernels that compute the keystream elsewhere."""
+        if self._fresh and self._home != this_process():
+            raise RuntimeError("this stream belongs to the process before the fork; take a new one from its key")
+        numbers = _word("tensor", tensor).to_bytes(8, "little") + self._rank.to_bytes(8, "little")
+        message = len(self._purpose).to_bytes(8, "little") + self._purpose + numbers + self._fresh
+        return hashlib.blake2b(message, key=self._secret, digest_size=32, person=b"hush.streams.v1").digest()
+
+
+class Stream(NeverCopied):
+    """The random numbers of one purpose, step and rank, in order; made by `Key.stream`.
+
+    Guarantee: what is drawn never repeats, and depends only on how many bytes were drawn before. A stream of an
+    operating system's key refuses to go on in a forked child. It belongs to one thread.
+    """
+
+    __slots__ = ("_claim", "_position")
+
+    def __init__(self, claim: Claim) -> None:
+        self._claim = claim
+        self._position = 0
 
     def fill(self, out: npt.NDArray[np.generic]) -> None:
         """Overwrite a contiguous array with the next bytes of the stream."""
-        if self._secret and self._home != this_process():
-            raise RuntimeError(
-                "this stream belongs to the process before the fork; take a new one from Key.stream(...)"
-            )
         if out.size == 0:
             return
+        subkey, nonce = self._claim.subkey(), self._claim.step
         view = out.data.cast("B")
         done, offset = 0, self._position % BLOCK_BYTES
         if offset:
             block = bytearray(BLOCK_BYTES)
-            fill_keystream(memoryview(block), self._subkey, self._nonce, self._position // BLOCK_BYTES)
+            fill_keystream(memoryview(block), subkey, nonce, self._position // BLOCK_BYTES)
             done = min(len(view), BLOCK_BYTES - offset)
             view[:done] = block[offset : offset + done]
         if done < len(view):
-            fill_keystream(view[done:], self._subkey, self._nonce, (self._position + done) // BLOCK_BYTES)
+            fill_keystream(view[done:], subkey, nonce, (self._position + done) // BLOCK_BYTES)
         self._position += len(view)
 
     def bytes(self, count: int) -> bytes:
@@ -166,9 +238,6 @@ class Stream:
         out = np.empty(count, dtype)
         self.fill(out)
         return out
-
-    def __reduce_ex__(self, protocol: object) -> NoReturn:
-        raise TypeError("a Stream is never pickled or copied, since a copy would repeat it; use Key.stream(...)")
 
 
 def _word(name: str, value: int) -> int:

@@ -15,7 +15,7 @@ from hush.gradients.analysis.function import Function, undisturbed
 from hush.gradients.analysis.learn import Slices, by_owners, learn, slices
 from hush.gradients.analysis.movers import Mover
 from hush.gradients.analysis.plan import Known, Plan, make
-from hush.gradients.errors import NotSupported
+from hush.errors import NotSupported
 from hush.gradients.graph import Edge, Graph
 from hush.gradients.inputs import Inputs
 from hush.gradients.sites import contributions, settled

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from hush.gradients.analysis.function import Function, SameDraws, is_real
-from hush.gradients.errors import MixedExamples
+from hush.errors import MixedExamples
 from hush.gradients.graph import read
 from hush.gradients.inputs import Inputs
 
@@ -95,7 +95,7 @@ def _replaced(few: Inputs, others: Inputs, keep: int, bite: Replace | None, only
     """All rows but `keep` (or just `only`) from the others; floats of records a little larger, or as `bite` says."""
     rest = iter([tensor for _, tensor in others.tensors()])
 
-    def replace(tensor: Tensor, path: str) -> Tensor:
+    def replace(tensor: Tensor) -> Tensor:
         other = next(rest)
         if not tensor.dim():
             return tensor
@@ -193,7 +193,7 @@ def _moves(
     function: Function, few: Inputs, moved: list[Variant], weights: Mapping[str, Tensor], double: bool
 ) -> float:
     def wide(inputs: Inputs) -> Inputs:
-        return inputs.map(lambda t, path: t.double() if double and is_real(t) else t)
+        return inputs.map(lambda t: t.double() if double and is_real(t) else t)
 
     with torch.no_grad():
         reference = function.trial(wide(few), weights).double()
@@ -210,7 +210,7 @@ def _inputs_apart(function: Function, few: Inputs, weights: Mapping[str, Tensor]
     """No loss has a derivative by another example's numbers, not even a small one."""
     asked: list[Tensor] = []
 
-    def ask(tensor: Tensor, path: str) -> Tensor:
+    def ask(tensor: Tensor) -> Tensor:
         if not (is_real(tensor) and tensor.dim()):
             return tensor
         asked.append(tensor.detach().clone().requires_grad_())

@@ -11,7 +11,7 @@ from hush.gradients.analysis.function import Function
 from hush.gradients.analysis.movers import Mover, edges_of, mover, suspects
 from hush.gradients.analysis.owners import Owners, follows, looked_up, one_hot, regular, shared_entries
 from hush.gradients.analysis.plan import Known, Lesson
-from hush.gradients.errors import MixedExamples
+from hush.errors import MixedExamples
 from hush.gradients.graph import LEAF, Edge, Graph, read
 from hush.gradients.inputs import Inputs
 from hush.gradients.layers.table import RESHAPES

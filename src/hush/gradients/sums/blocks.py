@@ -17,7 +17,7 @@ _SHORT = 192
 """Examples of one block where there are more than two."""
 _FEW = 8
 """So many blocks are added up in their own dtype, one after the other; more of them in fp64."""
-_LONG_SLACK = 0.006
+_LONG_SLACK = 0.0085
 """How much of C the rounding of a block of examples with several rows may add to the sensitivity."""
 _PIECE_BYTES = 1 << 26
 """Memory for the products of several blocks at a time."""
@@ -53,9 +53,8 @@ def chained_additions(batch: int) -> float:
 
 
 def long_block(terms: int) -> int:
-    """How many examples of so many rows may be added up in one chain: the bound on rounding stays at 0.6 percent."""
-    parts, room = 2 * rho(terms), _LONG_SLACK * 2**24 / terms
-    return max(1, min(BLOCK, int(math.sqrt(parts**2 + room) - parts)))
+    """How many examples of so many rows may be added up together, in whatever order: rounding adds 0.85 percent."""
+    return max(1, min(BLOCK, int(math.sqrt(_LONG_SLACK * 2**24 / (terms * (rho(terms) + 1))))))
 
 
 def long_additions(batch: int, terms: int) -> float:
@@ -64,7 +63,7 @@ def long_additions(batch: int, terms: int) -> float:
     if most == 1:  # each example is added up by itself
         return chained_additions(batch) + 9.0 * min(batch, _FEW * CHAIN)
     block = min(batch, most)
-    return block * terms * (block + 4 * rho(terms)) + (9.0 * min(batch, _FEW * block) + 2.0 * batch) * (block < batch)
+    return block * terms * block * (rho(terms) + 1) + (9.0 * min(batch, _FEW * block) + 2.0 * batch) * (block < batch)
 
 
 def blocked_sum(factors: Tensor, values: Tensor) -> Tensor:

@@ -1,8 +1,8 @@
 """Contributions -> clipped sums: norms, factors, one weighted sum for each parameter, and what rounding can add."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack
-from dataclasses import dataclass
+from functools import partial
 from math import isfinite
 
 import torch
@@ -10,26 +10,10 @@ from torch import Tensor
 
 from hush.clipping.bounded_sum import BoundedSum, Group
 from hush.clipping.clips import Clip
-from hush.clipping.rounding import slack
-from hush.gradients.sums.blocks import BLOCK, blocked_additions
+from hush.clipping.rounding import pieces_needed
 from hush.gradients.sums.norms import upper_squared_norms
 from hush.gradients.sums.per_example import Contribution, Weights
-from hush.gradients.sums.small import bundled
-
-
-@dataclass(frozen=True)
-class Summed:
-    """The sums of one batch, and for each group of the clip how far rounding moves one example, relative to C."""
-
-    tensors: dict[str, Tensor]
-    slacks: tuple[float, ...]
-    count: BoundedSum | None
-
-    def bounded(self, groups: tuple[Group, ...], constant: float | None = None) -> BoundedSum:
-        """With the bounds of these groups, slack included: this batch's, or a constant that is at least as large."""
-        extra = self.slacks if constant is None else [constant] * len(groups)
-        bounds = [Group(g.names, g.bound * (1 + more)) for g, more in zip(groups, extra, strict=True)]
-        return BoundedSum(self.tensors, tuple(bounds), self.count)
+from hush.gradients.sums.small import Bundle, bundled
 
 
 def summed(
@@ -40,15 +24,15 @@ def summed(
     batch: int,
     rows: int | None = None,
     mask: Tensor | None = None,
-) -> Summed:
+) -> BoundedSum:
     """Each example clipped in each group and added up; parameters that nothing was found for get zeros.
 
-    `mask` is zero for rows that do not count. Rounding is bounded for `rows` examples, a public number.
+    `mask` is zero for rows that do not count. The bounds are those of `clip.sum_bounds`, whatever the batch; a batch
+    that rounds more is summed in pieces, as if it had `rows` examples (the physical batch size) if those are more.
     """
     if mask is not None and mask.dtype != torch.bool:
         mask = mask != 0  # a mask tells who counts, never how much: a factor above 1 would break the bound
     tensors: dict[str, Tensor] = {}
-    slacks: list[float] = []
     count: BoundedSum | None = None
     for group in clip.groups(params):
         here = {name: found[name] for name in group.names if name in found}
@@ -57,20 +41,19 @@ def summed(
         if parts:
             squared = upper_squared_norms(parts)
             weights = _weights(clip.factors(squared, group.bound), squared, mask)
+            exact = all(params[name].dtype == torch.float64 for name in here)
+            kind = torch.float64 if exact else torch.float32
+            pieces = pieces_needed(partial(_additions, parts), max(rows or 0, batch), kind)
             for bundle in bundles:
-                tensors |= bundle.sums(weights)
+                tensors |= _sums(bundle, weights, pieces)
             below = clip.below(squared, group.bound)
             if below is not None:
                 count = _count(below if mask is None else below * mask)
-        together = max(rows or 0, batch)
-        additions = max([part.additions(together) for part, _ in parts], default=blocked_additions(together, BLOCK))
-        exact = bool(here) and all(tensors[name].dtype == torch.float64 for name in here)
-        slacks.append(slack(additions, torch.float64 if exact else torch.float32))
     ordered = {name: tensors[name] if name in tensors else _zeros(params[name]) for name in params}
     if count is None and not found:
         below = clip.below(torch.zeros(0), 1.0)
         count = None if below is None else _count(below)
-    return Summed(ordered, tuple(slacks), count)
+    return BoundedSum(ordered, clip.sum_bounds(params), count)
 
 
 def quiet(device: torch.device) -> AbstractContextManager[object]:
@@ -91,6 +74,21 @@ def _weights(factors: Tensor, squared: Tensor, mask: Tensor | None) -> Weights:
     if squared.device.type == "cpu" and torch._C._len_torch_dispatch_stack() == 0 and isfinite(squared.sum().item()):
         return Weights(factors)
     return Weights(factors, ~squared.isfinite())
+
+
+def _additions(parts: Sequence[tuple[Contribution, object]], examples: int) -> float:
+    return max(part.additions(examples) for part, _ in parts)
+
+
+def _sums(bundle: Bundle, weights: Weights, pieces: int) -> dict[str, Tensor]:
+    """The weighted sums of a bundle; in pieces, each of which holds other examples, added up in fp64."""
+    if pieces == 1:
+        return bundle.sums(weights)
+    total: dict[str, Tensor] = {}
+    for part in weights.cut(pieces):
+        for name, tensor in bundle.sums(part).items():
+            total[name] = total[name].add_(tensor) if name in total else tensor.double()
+    return total
 
 
 def _count(values: Tensor) -> BoundedSum:

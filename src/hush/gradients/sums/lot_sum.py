@@ -1,13 +1,12 @@
 """The sum over the batches of one lot: results equal one big batch, and the bound does not tell how the lot was cut."""
 
-import math
 from collections.abc import Mapping
 from typing import Protocol
 
 import torch
 from torch import Tensor
 
-from hush.clipping.bounded_sum import BoundedSum, Group
+from hush.clipping.bounded_sum import BoundedSum
 from hush.clipping.clips import Clip
 from hush.gradients.clipped import clipped_sum
 
@@ -23,13 +22,11 @@ class Later(Protocol):
 class LotSum:
     """Adds up the clipped sums of a lot's batches, the first as it comes, further ones in fp64.
 
-    The slack of rounding in a bound depends on the graph of a batch. Noise must not tell what was in a lot, so the
-    largest slack that was ever seen counts for every lot that follows, an empty one too.
+    Its bound is that of the clip, whatever was added: the noise must not tell what was in a lot. A batch with a larger
+    bound of its own is refused.
     """
 
-    def __init__(self, slack: float = 0.0) -> None:
-        self.slack = slack
-        self._noted: tuple[BoundedSum | None, Clip | None] = None, None  # the last to be put off: its slack is in
+    def __init__(self) -> None:
         self.clear()
 
     def clear(self) -> None:
@@ -50,9 +47,7 @@ class LotSum:
             batch.compute()
             self.add(batch.total, clip, borrowed=True)
             return
-        if batch.total is not self._noted[0] or clip != self._noted[1]:
-            self._note_slack(batch.total, clip)
-            self._noted = batch.total, clip
+        _check_bounds(batch.total, clip)
         self._later = batch
 
     def keep(self) -> None:
@@ -67,7 +62,7 @@ class LotSum:
     def add(self, batch: BoundedSum, clip: Clip, *, borrowed: bool = False) -> None:
         """Add a batch; of `borrowed` tensors the owner must call `keep` before it writes into them again."""
         self._compute()
-        self._note_slack(batch, clip)
+        _check_bounds(batch, clip)
         if self._tensors is None:
             self._tensors, self._borrowed = {name: t.detach() for name, t in batch.tensors.items()}, borrowed
             self._count = batch.count
@@ -81,11 +76,6 @@ class LotSum:
         self._borrowed = False
         self._count = self._count + batch.count if self._count is not None and batch.count is not None else None
 
-    def bounds(self, parameters: Mapping[str, Tensor], clip: Clip) -> tuple[Group, ...]:
-        """What one example can move the lot's sum by."""
-        # One part in 2^50 more, so that the product is never rounded below the bound that the slack came from.
-        return tuple(Group(g.names, g.bound * (1 + self.slack) * (1 + 2.0**-50)) for g in clip.groups(parameters))
-
     def total(self, parameters: Mapping[str, Tensor], clip: Clip) -> BoundedSum:
         """The lot's sum with the bounds of its clip; zeros for a lot without examples."""
         self._compute()
@@ -94,15 +84,19 @@ class LotSum:
             device = next(iter(parameters.values())).device
             nothing = clipped_sum(torch.zeros(0, device=device), parameters, clip)
             tensors, count = dict(nothing.tensors), nothing.count
-        return BoundedSum(tensors, self.bounds(parameters, clip), count)
-
-    def _note_slack(self, batch: BoundedSum, clip: Clip) -> None:
-        for exact, group in zip(clip.groups(batch.tensors), batch.groups, strict=True):
-            if math.isfinite(exact.bound):
-                self.slack = max(self.slack, group.bound / exact.bound - 1)
+        return BoundedSum(tensors, clip.sum_bounds(parameters), count)
 
     def _compute(self) -> None:
         if self._later is not None:
             self._later.compute()  # if it fails it stays to be computed: its tensors hold an older lot's sum
             total, self._later = self._later.total, None
             self._tensors, self._count, self._borrowed = dict(total.tensors), total.count, True
+
+
+def _check_bounds(batch: BoundedSum, clip: Clip) -> None:
+    allowed = clip.sum_bounds(batch.tensors)
+    if any(group.bound > most.bound for group, most in zip(batch.groups, allowed, strict=True)):
+        raise ValueError(
+            f"expected a batch whose bounds are those of its lot, {[group.bound for group in allowed]}, got "
+            f"{[group.bound for group in batch.groups]}: noise of the lot's scale would not cover it"
+        )

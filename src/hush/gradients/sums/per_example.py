@@ -18,7 +18,7 @@ The rules of the game, for whoever writes a rule:
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -98,6 +98,12 @@ class Weights:
     factors: Tensor
     silent: Tensor | None = None
     """[batch] bool, True where values may be inf or NaN (the factor is zero); None if all are known to be finite."""
+
+    def cut(self, pieces: int) -> "Iterator[Weights]":
+        """So many weights, each with the factors of other examples and zeros for the rest."""
+        piece = torch.arange(len(self.factors), device=self.factors.device) * pieces // max(1, len(self.factors))
+        for number in range(pieces):
+            yield Weights(torch.where(piece == number, self.factors, 0.0), self.silent)
 
     def clean(self, tensor: Tensor, dim: int = 0) -> Tensor:
         """The tensor ([.., batch, ..] with the examples along `dim`) with the silent examples set to exact zeros."""

@@ -2,8 +2,7 @@
 
 The numbers are those of `hush.randomness.gaussian_samples`, place by place: the keystream equal bit for bit, the
 normals to 1e-6. All that changes between steps lies in the table of `hush.kernels.noise.table`, whose settings are
-the S deviations (float64); where a step of SGD follows in the same launch, then S addresses of parameters, S of
-velocities, and S rates, decays, momenta and shares of the gradient (float64).
+the S deviations (float64).
 """
 
 import functools
@@ -16,8 +15,7 @@ import triton.language as tl
 from torch import Tensor
 
 from hush.kernels.noise.chacha20 import LANES, chacha20_words
-from hush.kernels.noise.descent import Descent, Pace
-from hush.kernels.noise.table import Deviation, Table, TableRelease, first_tensors, fits
+from hush.kernels.noise.table import Table, TableRelease, first_tensors, fits
 from hush.randomness.gaussian_samples import RUN, half_of
 
 _FEW_LANES = 32
@@ -58,31 +56,8 @@ def _radius(words, key_at, step, block):  # type: ignore[no-untyped-def]
 
 
 @triton.jit
-def _number(address):  # type: ignore[no-untyped-def]
-    return tl.load(address).to(tl.float64, bitcast=True).to(tl.float32)
-
-
-@triton.jit
-def _descend(slope, settings, tensors, shift, at, inside, Kind: tl.constexpr):  # type: ignore[no-untyped-def]
-    """A step of SGD with the released gradient at the places shift + at; rounds where torch's own step rounds."""
-    place = tl.load(settings + tensors).to(tl.pointer_type(tl.float32)) + shift + at
-    old = tl.load(place, mask=inside)
-    numbers = settings + 3 * tensors
-    if Kind[2]:
-        slope = tl.fma(_number(numbers + tensors), old, slope)
-    if Kind[0]:
-        velocity_at = tl.load(settings + 2 * tensors).to(tl.pointer_type(tl.float32)) + shift + at
-        momentum = _number(numbers + 2 * tensors)
-        slowed = tl.load(velocity_at, mask=inside) * momentum
-        velocity = tl.fma(_number(numbers + 3 * tensors), slope, slowed)
-        tl.store(velocity_at, velocity, mask=inside)
-        slope = tl.fma(momentum, velocity, slope) if Kind[1] else velocity
-    tl.store(place, tl.fma(-_number(numbers), slope, old), mask=inside)
-
-
-@triton.jit
 def _write(  # type: ignore[no-untyped-def]
-    numbers, first, end, segment, borders, tensors, scale, Total: tl.constexpr, Out: tl.constexpr, Kind: tl.constexpr
+    numbers, first, end, segment, borders, tensors, scale, Total: tl.constexpr, Out: tl.constexpr
 ):
     """Release the elements first, first + 1, ... below `end`, which may lie in several tensors."""
     at = tl.arange(0, numbers.shape[0])
@@ -94,19 +69,14 @@ def _write(  # type: ignore[no-untyped-def]
         low, high = tl.maximum(start - first, 0).to(tl.int32), (tl.minimum(after, end) - first).to(tl.int32)
         total = tl.load(addresses + segment).to(tl.pointer_type(Total)) + (first - start)
         out = tl.load(addresses + tensors + segment).to(tl.pointer_type(Out)) + (first - start)
-        settings = addresses + 2 * tensors + segment
-        deviation = _number(settings)
+        deviation = tl.load(addresses + 2 * tensors + segment).to(tl.float64, bitcast=True).to(tl.float32)
         if high - low == numbers.shape[0]:  # nearly everywhere in a large model: nothing to ask for each number
             value = ((tl.load(total + at) + deviation * numbers) * scale).to(Out)
             tl.store(out + at, value)
-            if Kind is not None:
-                _descend(value, settings, tensors, first - start, at, None, Kind)
         else:
             inside = (at >= low) & (at < high)
             value = ((tl.load(total + at, mask=inside, other=0.0) + deviation * numbers) * scale).to(Out)
             tl.store(out + at, value, mask=inside)
-            if Kind is not None:
-                _descend(value, settings, tensors, first - start, at, inside, Kind)
         segment += 1
         start = after
 
@@ -114,7 +84,7 @@ def _write(  # type: ignore[no-untyped-def]
 @triton.jit
 def _release(  # type: ignore[no-untyped-def]
     table, first_segments, count, tensors, scale,
-    Total: tl.constexpr, Out: tl.constexpr, Kind: tl.constexpr, lanes: tl.constexpr,
+    Total: tl.constexpr, Out: tl.constexpr, lanes: tl.constexpr,
 ):  # fmt: skip
     program = tl.program_id(0)
     programs_a_run: tl.constexpr = _RUN // (32 * lanes)
@@ -132,58 +102,25 @@ def _release(  # type: ignore[no-untyped-def]
     one = tl.load(first_segments + 2 * program)
     two = tl.load(first_segments + 2 * program + 1)
     x, y = _turned(angle)
-    _write(radius * x, first, first_end, one, table + 9, tensors, scale, Total, Out, Kind)
-    _write(radius * y, first + half, second_end, two, table + 9, tensors, scale, Total, Out, Kind)
+    _write(radius * x, first, first_end, one, table + 9, tensors, scale, Total, Out)
+    _write(radius * y, first + half, second_end, two, table + 9, tensors, scale, Total, Out)
 
 
-class GaussianRelease(TableRelease[Deviation]):
-    """A release with normal numbers."""
-
-    _kind: tuple[bool, bool, bool] | None = None
-    """Of the SGD that follows: whether it has momentum, Nesterov's, weight decay."""
+class Release(TableRelease[float]):
+    """A release with normal numbers of these standard deviations."""
 
     @classmethod
     def _division(cls, sizes: tuple[int, ...], device: torch.device) -> tuple[int, Tensor]:
         return _first_segments(sizes, device)
 
-    def _launch(self) -> None:
-        _release[(self._programs,)](
-            self._table, self._first, self._count, len(self._sizes), self._scale,
-            Total=self._types[0], Out=self._types[1], Kind=self._kind, lanes=_lanes(self._count),
-        )  # fmt: skip
-
-
-class Release(GaussianRelease[float]):
-    """A release with normal numbers of these standard deviations, and nothing more."""
-
     def _settings(self, deviations: Sequence[float]) -> Table:
         return np.array(deviations, np.float64).view(np.int64)
 
-
-class DescendingRelease(GaussianRelease[Pace]):
-    """A release, and then the step of SGD with what was released, number by number as `optimizer.step()` takes it.
-
-    Outs, parameters and velocities are float32 and contiguous; the parameters' order is that of the parts.
-    """
-
-    def __init__(
-        self,
-        parts: Sequence[tuple[Tensor, Pace, Tensor]],
-        descent: Descent,
-        parameters: Sequence[Tensor],
-        *,
-        scale: float,
-        subkey: bytes,
-        step: int,
-    ) -> None:
-        self._kind = bool(descent.velocities), descent.nesterov, descent.decays
-        self.moved = [*parameters, *(descent.velocities or parameters)]  # the table holds their addresses
-        super().__init__(parts, scale=scale, subkey=subkey, step=step)
-
-    def _settings(self, paces: Sequence[Pace]) -> Table:
-        deviations, *numbers = np.array(paces, np.float64).reshape(-1, len(Pace._fields)).T
-        addresses = np.array([place.data_ptr() for place in self.moved], np.int64)
-        return np.concatenate([deviations.view(np.int64), addresses, np.concatenate(numbers).view(np.int64)])
+    def _launch(self) -> None:
+        _release[(self._programs,)](
+            self._table, self._first, self._count, len(self._sizes), self._scale,
+            Total=self._types[0], Out=self._types[1], lanes=_lanes(self._count),
+        )  # fmt: skip
 
 
 def release(parts: Sequence[tuple[Tensor, float, Tensor]], *, scale: float, subkey: bytes, step: int) -> None:

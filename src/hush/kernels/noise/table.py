@@ -27,9 +27,8 @@ Table = npt.NDArray[np.int64]
 class TableRelease(abc.ABC, Generic[Deviation]):
     """A release into fixed tensors, ready to be launched again and again, eagerly or inside a captured CUDA graph.
 
-    Guarantee: the numbers of launch k are those of step k; `next_step` moves on in device memory, without the host.
-    A step must not be launched twice for different sums. Tensors are contiguous, on one device, totals of one dtype
-    and outs of one dtype.
+    A launch has the numbers of the key and step that lie in device memory; `at` writes others there, and must come
+    before each launch for another sum. Tensors are contiguous, on one device, totals of one dtype and so are outs.
     """
 
     def __init__(
@@ -72,9 +71,9 @@ class TableRelease(abc.ABC, Generic[Deviation]):
             with torch.cuda.device(self._device) if self._device.type == "cuda" else contextlib.nullcontext():
                 self._launch()
 
-    def at(self, step: int, deviations: Sequence[Deviation]) -> None:
-        """Take the numbers of this step, at these deviations; copies a table to the device and waits for nothing."""
-        self._host[0] = state_words(bytes(32), step)[0]
+    def at(self, subkey: bytes, step: int, deviations: Sequence[Deviation]) -> None:
+        """Take this key's and step's numbers at these deviations; copies a table to the device, waits for nothing."""
+        self._host[:9] = state_words(subkey, step)
         self._host[self._settings_at :] = self._settings(deviations)
         self._table.copy_(to_device(self._host.copy(), self._device), non_blocking=True)
 
@@ -88,10 +87,6 @@ class TableRelease(abc.ABC, Generic[Deviation]):
         self._keep = (tuple(tensors), tuple(tensors))
         start = 9 + len(tensors) + 1
         self._host[start : start + 2 * len(tensors)] = 2 * [tensor.data_ptr() for tensor in tensors]
-
-    def next_step(self) -> None:
-        """Move on to the next step's numbers; may be captured together with `launch`."""
-        self._table[:1].add_(1)
 
 
 def fits(parts: Sequence[tuple[Tensor, Any, Tensor]]) -> bool:
