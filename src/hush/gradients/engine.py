@@ -18,7 +18,7 @@ from hush.errors import NotSupported
 from hush.gradients.graph import read
 from hush.gradients.inputs import Inputs as Inputs
 from hush.gradients.inputs import has_rows as has_rows
-from hush.gradients.sites import contributions
+from hush.gradients.sites import Declined, contributions
 from hush.gradients.sums.clipped import quiet, summed
 from hush.gradients.sums.per_example import Contribution
 
@@ -175,4 +175,10 @@ class Gradients:
         self._analyst.refuse_unmet(graph, inputs)
         with quiet(losses.device):
             settled = self._analyst.find(graph, losses, inputs)
-            return contributions(graph, settled.now(graph), losses, settled.side)
+            try:
+                return contributions(graph, settled.now(graph), losses, settled.side)
+            except Declined:
+                losses = self._function(inputs)
+                graph = read(losses, params)
+                settled = self._analyst.again(graph, losses, inputs)
+                return contributions(graph, settled.now(graph), losses, settled.side)

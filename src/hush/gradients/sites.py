@@ -1,5 +1,6 @@
 """One backward pass to the sites of a plan: what the examples add to each parameter, before it is clipped and summed."""
 
+import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import partial
@@ -17,6 +18,14 @@ from hush.gradients.sums.shared import leaves_below, pulled_back, reshaped, toge
 Answers = dict[int, Contribution]
 
 
+log = logging.getLogger("hush")
+_FAILS = (RuntimeError, ValueError, TypeError, IndexError, AttributeError, AssertionError, NotImplementedError)
+
+
+class Declined(Exception):
+    """A rule that answered for the slices does not answer for this batch."""
+
+
 def contributions(
     graph: Graph, plan: Plan, losses: Tensor, side: Sequence[bool], retain: bool = False
 ) -> dict[str, Contribution]:
@@ -27,6 +36,8 @@ def contributions(
     plan = _complete(graph, plan, losses, list(side))
     found = {name: _one_by_one(graph, losses, name) for name in sorted(plan.slow) if name in graph.leaves.values()}
     answers = _pass(graph, plan, losses, retain=retain or any(site.rule is SLOW for site in plan.sites))
+    if any(answer is None for answer in answers):
+        raise Declined
     for leaf, part in _home(graph, plan, answers).items():
         found.setdefault(graph.leaves[leaf], part)
     return found
@@ -35,7 +46,7 @@ def contributions(
 def settled(graph: Graph, plan: Plan, losses: Tensor, side: Sequence[bool]) -> Plan:
     """The plan with a rule at each site that answers for these shapes; the graph stays."""
     ready = _complete(graph, plan, losses, list(side))
-    answers = _pass(graph, ready, losses, retain=True, careful=True)
+    answers = _pass(graph, ready, losses, retain=True)
     declined = {
         site.node: site.rule is SLOW
         for site, answer in zip(ready.sites, answers, strict=True)
@@ -99,13 +110,11 @@ def _one_by_one(graph: Graph, losses: Tensor, name: str) -> Contribution:
     return Stored(torch.stack(rows))
 
 
-def _pass(
-    graph: Graph, plan: Plan, losses: Tensor, retain: bool, careful: bool = False
-) -> list[Answers | None]:
+def _pass(graph: Graph, plan: Plan, losses: Tensor, retain: bool) -> list[Answers | None]:
     """Reads what the rules need, runs the one backward pass, and asks each rule as soon as its gradient is there.
 
     A rule that stores small products lets go of activations and gradients while the pass is still on its way down. What
-    goes the slow way waits until the pass is over. If `careful`, a rule that fails has declined.
+    goes the slow way waits until the pass is over. A rule that fails has declined.
     """
     saved = [{name: graph.saved(site.node, name) for name in site.rule.saved} for site in plan.sites]
     found: list[Answers | None] = [None] * len(plan.sites)
@@ -115,9 +124,8 @@ def _pass(
     def answer(place: int, site: Site) -> None:
         try:
             found[place] = plan.sites[place].rule.contributions(site)
-        except (RuntimeError, ValueError, TypeError, IndexError, AttributeError, AssertionError, NotImplementedError):
-            if not careful:
-                raise
+        except _FAILS as problem:
+            log.info("the rule for %s fails: %s", site.name, type(problem).__name__)
 
     def ask(place: int, grads: Sequence[Tensor | None]) -> None:
         planned = plan.sites[place]
@@ -136,11 +144,11 @@ def _pass(
 
     ends: list[Edge] = []
     hooks = []
-    for place, site in enumerate(plan.sites):
-        if site.passed:
-            hooks.append(graph.nodes[site.node].register_prehook(partial(ask, place)))
+    for place, planned in enumerate(plan.sites):
+        if planned.passed:
+            hooks.append(graph.nodes[planned.node].register_prehook(partial(ask, place)))
         else:
-            ends += [(place, output) for output, layout in enumerate(site.layouts) if layout is not None]
+            ends += [(place, output) for output, layout in enumerate(planned.layouts) if layout is not None]
     edges = [graph.edge(plan.sites[place].node, output) for place, output in ends]
     if hooks and not edges:
         raise AssertionError("the last site on the way down has no site below it")

@@ -14,13 +14,16 @@ _SMALL = 1e-4
 
 
 def disagreeing(
-    losses: Tensor, params: Mapping[str, Tensor], found: Mapping[str, Contribution], half: bool
+    losses: Tensor, params: Mapping[str, Tensor], found: Mapping[str, Contribution], half: bool, examples: int
 ) -> dict[str, str]:
-    """Parameters whose sums or norms are not those of single backward passes, and what was seen; the graph stays."""
+    """Parameters whose sums or norms are not those of single backward passes, and what was seen; the graph stays.
+
+    The first `examples` are looked at.
+    """
     tolerance = _CLOSE_IN_HALF if half else _CLOSE
     wrong: dict[str, str] = {}
     norms = {name: part.squared_norms() for name, part in found.items()}
-    for example in range(len(losses)):
+    for example in range(examples):
         chosen = torch.zeros_like(losses)
         chosen[example] = 1
         grads = torch.autograd.grad(losses, list(params.values()), chosen, retain_graph=True, allow_unused=True)

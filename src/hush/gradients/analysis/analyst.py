@@ -14,7 +14,7 @@ from hush.gradients.analysis.agreement import disagreeing
 from hush.gradients.analysis.function import Function, undisturbed
 from hush.gradients.analysis.learn import Slices, by_owners, learn, slices
 from hush.gradients.analysis.movers import Mover
-from hush.gradients.analysis.plan import Known, Plan, make
+from hush.gradients.analysis.plan import SLOW, Known, Plan, make
 from hush.errors import NotSupported
 from hush.gradients.graph import Edge, Graph
 from hush.gradients.inputs import Inputs
@@ -128,19 +128,34 @@ class Analyst:
             return self._looked_up(graph, losses)
         kind, sizes = graph.kind, _sizes(inputs)
         found = self._from_known(kind, graph, sizes)
-        if found is None and self._may_learn(kind):
+        if found is None and self._may_learn(kind, sizes):
             self._study(graph, losses, inputs, sizes)
             found = self._from_known(kind, graph, sizes)
-        if found is not None:
-            known, layouts = found
-            plan = make(graph, known.side, layouts, known.slow)
-            first = Settled(known.side, plan, known.movers, known.behind)
-            plan = settled(graph, first.now(graph), losses, known.side)
-            # What was unknown in this batch alone is known in others.
-            kept = {(s.node, o): one for s in first.plan.sites for o, one in enumerate(s.layouts)}
-            return replace(first, plan=replace(plan, unknown=plan.unknown & _unknown(kept)))
-        self.lookups += 1
-        return self._looked_up(graph, losses)
+        if found is None and kind in self._known:
+            known = self._known[kind][0]  # its nodes are known, its numbers go with the values: look at the rows
+            known.by_values = known.by_values or any(lesson.sizes == sizes for lesson in known.lessons)
+            found = known, {}
+        if found is None:
+            self.lookups += 1
+            return self._looked_up(graph, losses)
+        known, layouts = found
+        plan = make(graph, known.side, layouts, known.slow, known.declined)
+        return Settled(known.side, plan, known.movers, known.behind)
+
+    def again(self, graph: Graph, losses: Tensor, inputs: Inputs) -> Settled:
+        """The plan for a graph at which a rule declined that had answered for the slices."""
+        with undisturbed(losses.device):
+            known = self._settled.get(graph.key) or self._settle(graph, losses, inputs)
+            plan = settled(graph, known.now(graph), losses, known.side)
+            nodes = frozenset(site.node for site in plan.sites if site.rule is SLOW)
+            sites = tuple(replace(s, rule=SLOW) if s.node in nodes else s for s in known.plan.sites)
+            slow = known.plan.slow | plan.slow
+            known = replace(known, plan=replace(known.plan, sites=sites))
+            if slow != known.plan.slow:
+                layouts = {(s.node, o): one for s in sites for o, one in enumerate(s.layouts)}
+                known = replace(known, plan=make(graph, known.side, layouts, slow, nodes))
+            self._settled[graph.key] = known
+        return known
 
     def _from_known(
         self, kind: object, graph: Graph, sizes: tuple[int, ...]
@@ -151,10 +166,12 @@ class Analyst:
                 return known, layouts
         return None
 
-    def _may_learn(self, kind: object) -> bool:
+    def _may_learn(self, kind: object, sizes: tuple[int, ...]) -> bool:
         known = self._known.get(kind, [])
         if known:
-            return sum(len(one.lessons) for one in known) < _LESSONS and kind not in self._hopeless
+            met = any(lesson.sizes == sizes for one in known for lesson in one.lessons)
+            full = sum(len(one.lessons) for one in known) >= _LESSONS
+            return not (met or full or known[0].by_values or kind in self._hopeless)
         return len(self._known) + len(self._hopeless) < _KINDS and kind not in self._hopeless
 
     def _study(self, graph: Graph, losses: Tensor, inputs: Inputs, sizes: tuple[int, ...]) -> None:
@@ -166,11 +183,11 @@ class Analyst:
             if seen is None:
                 continue
             self._add(seen, sizes, inputs, rows)
-            if self._from_known(graph.kind, graph, sizes) is not None:
+            if graph.kind in self._known:
                 break
-        else:
+        if graph.kind not in self._known:
             self._hopeless.add(graph.kind)
-            self._note(["the graph of a batch is not that of a part of it: its rows are looked up in each batch"])
+            self._note(["the graph of a batch is not that of a part of it: it is looked at in each batch"])
         took = time.perf_counter() - begun
         log.info("analysed %d nodes in %.2f s (analysis %d)", len(graph.nodes), took, max(before + 1, self.analyses))
 
@@ -213,13 +230,14 @@ class Analyst:
         }
         plan = Settled(known.side, make(graph, known.side, layouts, known.slow), known.movers, known.behind).now(graph)
         plan = settled(graph, plan, losses, known.side)
+        known.declined = known.declined | {site.node for site in plan.sites if site.rule is SLOW}
         params = {name: graph.nodes[leaf].variable for leaf, name in graph.leaves.items()}  # type: ignore[attr-defined]
         self._compare(known, graph, losses, plan, params)
 
     def _compare(self, known: Known, graph: Graph, losses: Tensor, plan: Plan, params: Mapping[str, Tensor]) -> None:
         with torch.no_grad():
             found = contributions(graph, plan, losses, known.side, retain=True)
-        wrong = disagreeing(losses, params, found, _half(graph))
+        wrong = disagreeing(losses, params, found, _half(graph), min(3, len(losses)))
         for name, what in wrong.items():
             log.warning(
                 "the fast way gives another gradient for %s (%s): it is taken one example after another, which is "
@@ -242,7 +260,8 @@ class Analyst:
         plan = settled(graph, plan, losses, side)
         known = Known(side, (), {}, plan.slow)
         params = {name: graph.nodes[leaf].variable for leaf, name in graph.leaves.items()}  # type: ignore[attr-defined]
-        self._compare(known, graph, losses, plan, params)
+        if self.lookups <= _KINDS:
+            self._compare(known, graph, losses, plan, params)
         if known.slow - plan.slow:
             plan = make(graph, side, where, known.slow)
             plan = settled(graph, plan, losses, side)
@@ -286,10 +305,6 @@ class Analyst:
             if note not in self.notes:
                 self.notes.append(note)
                 log.info(note)
-
-
-def _unknown(layouts: Mapping[Edge, Layout | None]) -> frozenset[Edge]:
-    return frozenset(edge for edge, layout in layouts.items() if layout is None)
 
 
 def _half(graph: Graph) -> bool:

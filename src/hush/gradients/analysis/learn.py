@@ -1,7 +1,7 @@
 """Learns where the examples lie in the graphs of a function, from slices of two and three of a batch's rows."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import numpy as np
 import torch
@@ -90,7 +90,8 @@ def learn(seen: Slices, sizes: tuple[int, ...], slow: frozenset[str] = frozenset
     numbers = [np.asarray(g.numbers(), dtype=np.float64) for g in (seen.graph_of_two, graph)]
     if len(numbers[0]) != len(numbers[1]):
         numbers[0] = numbers[1] = np.zeros(0)  # fits no graph: looked up in each batch
-    return Known(side, movers, _behind(graph, sites, movers), slow, [Lesson(sizes, *numbers, layouts)])
+    lesson = Lesson(sizes, numbers[0], numbers[1], layouts)
+    return Known(side, movers, _behind(graph, sites, movers), slow, [lesson])
 
 
 def sites_of(graph: Graph, side: list[bool]) -> list[int]:
@@ -192,6 +193,3 @@ def by_owners(graph: Graph, losses: Tensor) -> tuple[list[bool], dict[Edge, Layo
             side[node] = reshape or any(where.get((node, output)) is None for output in used[node])
     return side, where
 
-
-def without(known: Known, slow: frozenset[str]) -> Known:
-    return replace(known, slow=known.slow | slow)

@@ -6,7 +6,7 @@ batches of a few sizes showed; a graph whose numbers do not is looked at again.
 """
 
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 
@@ -73,8 +73,17 @@ class Plan:
         return replace(self, sites=sites, unknown=frozenset())
 
 
-def make(graph: Graph, side: list[bool], layouts: Mapping[Edge, Layout | None], slow: frozenset[str]) -> Plan:
-    """The plan for a graph whose constant side is known; outputs without a layout are looked up."""
+def make(
+    graph: Graph,
+    side: list[bool],
+    layouts: Mapping[Edge, Layout | None],
+    slow: frozenset[str],
+    declined: Collection[int] = (),
+) -> Plan:
+    """The plan for a graph whose constant side is known; outputs without a layout are looked up.
+
+    `slow` are parameters that go one by one, `declined` nodes whose rule does not answer.
+    """
     used, names = graph.used(), _leaves_of_all(graph)
     sites, unknown = [], set()
     for node, inputs in enumerate(graph.inputs):
@@ -87,7 +96,8 @@ def make(graph: Graph, side: list[bool], layouts: Mapping[Edge, Layout | None], 
             continue
         found = tuple(layouts.get((node, output)) for output in range(max(used[node], default=0) + 1))
         unknown |= {(node, output) for output in used[node] if found[output] is None}
-        sites.append(PlannedSite(node, _rule(graph, node), found, tuple(inlets)))
+        rule = SLOW if node in declined else _rule(graph, node)
+        sites.append(PlannedSite(node, rule, found, tuple(inlets)))
     planned = _passed(graph, sites)
     return Plan(planned, _disjoint(graph, planned), slow, frozenset(unknown))
 
@@ -178,6 +188,10 @@ class Known:
     """For each site the movers that gradients pass before they reach it."""
     slow: frozenset[str]
     lessons: list[Lesson] = field(default_factory=list)
+    declined: frozenset[int] = frozenset()
+    """Sites whose rule does not answer."""
+    by_values: bool = False
+    """Whether batches of equal sizes were met whose numbers differ: values decide them, and no lesson will."""
 
     @property
     def movers_at(self) -> list[int]:

@@ -195,7 +195,7 @@ def pulled_back(graph: Graph, edge: Edge, contribution: Contribution, leaves: li
         answers = back_from(per_example, True)
     except RuntimeError:  # a node that vmap does not know
         each = [back_from(one, False) for one in per_example]
-        answers = tuple(None if rows[0] is None else torch.stack(rows) for rows in zip(*each, strict=True))  # type: ignore[arg-type]
+        answers = tuple(None if rows[0] is None else torch.stack(rows) for rows in zip(*each, strict=True))
     return {leaf: wide(answer) for leaf, answer in zip(leaves, answers, strict=True) if answer is not None}
 
 
