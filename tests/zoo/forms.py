@@ -77,7 +77,10 @@ FORMS: dict[str, tuple[tuple[int, ...], Form]] = {
     "einsum heads": ((2, 3, D), lambda x, w: torch.einsum("bthk,hkd->btd", x.unflatten(2, (2, 3)), w)),
     "einsum over time": (M, lambda x, w: torch.einsum("btd,bsd,de->bte", x, x, w)),
     "bilinear": ((2, D, D), lambda x, w: F.bilinear(x, x.sin(), w)),
-    "bmm per head": ((2, 3, 4), lambda x, w: torch.bmm(x.reshape(-1, 2, 3).transpose(0, 1), w).transpose(0, 1).reshape(*x.shape[:2], -1)),
+    "bmm per head": (
+        (2, 3, 4),
+        lambda x, w: torch.bmm(x.reshape(-1, 2, 3).transpose(0, 1), w).transpose(0, 1).reshape(*x.shape[:2], -1),
+    ),
     "addmm beta": (M, lambda x, w: torch.addmm(x.flatten(0, 1), x.flatten(0, 1), w, beta=0.5, alpha=2).view_as(x)),
     "baddbmm": (M, lambda x, w: torch.baddbmm(x, x, w.expand(len(x), -1, -1), beta=0.3, alpha=0.7)),
     "outer": (V, lambda x, w: torch.einsum("btd,e->btde", x, w).flatten(2)),
@@ -124,8 +127,16 @@ FORMS: dict[str, tuple[tuple[int, ...], Form]] = {
     "positions by arange": ((9, D), lambda x, w: x + w[_rows(x)]),
     "positions by embedding": ((9, D), lambda x, w: x + F.embedding(_rows(x)[None], w)),
     "relative positions": ((9,), lambda x, w: x @ x.transpose(1, 2) + w[(_rows(x)[:, None] - _rows(x)).abs()]),
-    "alibi slope": ((2,), lambda x, w: (x @ x.transpose(1, 2))[:, None] - w[:, None, None] * (_rows(x)[:, None] - _rows(x)).abs()),
-    "rotary by w": ((3,), lambda x, w: torch.cat([x[..., :3] * (_rows(x)[:, None] * w).cos(), x[..., 3:] * (_rows(x)[:, None] * w).sin()], 2)),
+    "alibi slope": (
+        (2,),
+        lambda x, w: (x @ x.transpose(1, 2))[:, None] - w[:, None, None] * (_rows(x)[:, None] - _rows(x)).abs(),
+    ),
+    "rotary by w": (
+        (3,),
+        lambda x, w: torch.cat(
+            [x[..., :3] * (_rows(x)[:, None] * w).cos(), x[..., 3:] * (_rows(x)[:, None] * w).sin()], 2
+        ),
+    ),
     "sinusoid": (V, lambda x, w: (x * w).sin()),
     "snake": (V, lambda x, w: x + (x * w).sin().square() / (w.abs() + 1)),
     "swish beta": (S, lambda x, w: x * torch.sigmoid(w * x)),
@@ -142,10 +153,16 @@ FORMS: dict[str, tuple[tuple[int, ...], Form]] = {
     "conv2d depthwise": ((2, 1, 3, 3), lambda x, w: F.conv2d(torch.stack([x, x.sin()], 1), w, groups=2, padding=1)),
     "conv transpose": ((D, 2, 3), lambda x, w: F.conv_transpose1d(x.transpose(1, 2), w, stride=2)),
     "conv shared kernel": ((3,), lambda x, w: F.conv1d(x.flatten(0, 1)[:, None], w[None, None]).view(*x.shape[:2], -1)),
-    "torch.convolution": ((3, 1, 2, 2), lambda x, w: torch.convolution(x[:, None], w, None, [1], [0], [1], False, [0], 1)),
+    "torch.convolution": (
+        (3, 1, 2, 2),
+        lambda x, w: torch.convolution(x[:, None], w, None, [1], [0], [1], False, [0], 1),
+    ),
     "embedding of data": ((8, D), lambda x, w: x + F.embedding((x[..., 0].detach().abs() * 3).long().clamp(max=7), w)),
     "indexing by data": ((8, D), lambda x, w: x + w[(x[..., 0].detach().abs() * 3).long().clamp(max=7)]),
-    "index_select by data": ((8, D), lambda x, w: x + w.index_select(0, (x[..., 0].detach().abs() * 3).long().clamp(max=7).flatten()).view_as(x)),
+    "index_select by data": (
+        (8, D),
+        lambda x, w: x + w.index_select(0, (x[..., 0].detach().abs() * 3).long().clamp(max=7).flatten()).view_as(x),
+    ),
     "gather": (V, lambda x, w: (x * w).gather(2, x.detach().argsort(2))),
     "take_along_dim": (V, lambda x, w: torch.take_along_dim(x * w, x.detach().argsort(1), 1)),
     "sort": (V, lambda x, w: (x * w).sort(1).values),
@@ -164,8 +181,16 @@ FORMS: dict[str, tuple[tuple[int, ...], Form]] = {
     "index_add": ((2, D), lambda x, w: x.index_add(1, torch.tensor([0]), w[0].expand(len(x), 1, D))),
     "attention": (M, lambda x, w: F.scaled_dot_product_attention(x @ w, x, x @ w.t())),
     "causal attention": (M, lambda x, w: F.scaled_dot_product_attention(x @ w, x, x, is_causal=True)),
-    "attention bias": ((9, 9), lambda x, w: F.scaled_dot_product_attention(x, x, x, attn_mask=w[: x.shape[1], : x.shape[1]])),
-    "prefix keys": ((2, D), lambda x, w: F.scaled_dot_product_attention(x, torch.cat([w.expand(len(x), -1, -1), x], 1), torch.cat([w.expand(len(x), -1, -1), x], 1))),
+    "attention bias": (
+        (9, 9),
+        lambda x, w: F.scaled_dot_product_attention(x, x, x, attn_mask=w[: x.shape[1], : x.shape[1]]),
+    ),
+    "prefix keys": (
+        (2, D),
+        lambda x, w: F.scaled_dot_product_attention(
+            x, torch.cat([w.expand(len(x), -1, -1), x], 1), torch.cat([w.expand(len(x), -1, -1), x], 1)
+        ),
+    ),
     "glu": ((D, 2 * D), lambda x, w: F.glu(x @ w)),
     "film": ((2, D), lambda x, w: x * (1 + w[0] * x.mean(1, keepdim=True)) + w[1]),
     "recurrence": (V, lambda x, w: _recurrence(x, w)),
@@ -173,7 +198,10 @@ FORMS: dict[str, tuple[tuple[int, ...], Form]] = {
     "state space": (V, lambda x, w: _state_space(x, w)),
     "fft filter": (V, lambda x, w: torch.fft.irfft(torch.fft.rfft(x, dim=2) * torch.fft.rfft(w), n=D, dim=2)),
     "fft real gain": ((4,), lambda x, w: torch.fft.irfft(torch.fft.rfft(x, dim=2) * w, n=D, dim=2)),
-    "fft complex gain": ((4, 2), lambda x, w: torch.fft.irfft(torch.fft.rfft(x, dim=2) * torch.view_as_complex(w), n=D, dim=2)),
+    "fft complex gain": (
+        (4, 2),
+        lambda x, w: torch.fft.irfft(torch.fft.rfft(x, dim=2) * torch.view_as_complex(w), n=D, dim=2),
+    ),
     "grid sample shift": ((2,), lambda x, w: _sampled(x, w)),
     "interpolated positions": ((3, D), lambda x, w: x + F.interpolate(w.t()[None], x.shape[1], mode="linear")[0].t()),
     "smooth l1 to w": (V, lambda x, w: F.smooth_l1_loss(x, w.expand_as(x), reduction="none")),
@@ -185,7 +213,12 @@ FORMS: dict[str, tuple[tuple[int, ...], Form]] = {
     "hinge": (V, lambda x, w: F.relu(1 - x * w)),
     "huber": (V, lambda x, w: F.huber_loss(x, w.expand_as(x), reduction="none")),
     "dropped nothing": (V, lambda x, w: F.dropout(x * w, 0.0)),
-    "checkpointed": (V, lambda x, w: torch.utils.checkpoint.checkpoint(lambda a, b: (a * b).tanh() @ torch.outer(b, b), x, w, use_reentrant=False)),
+    "checkpointed": (
+        V,
+        lambda x, w: torch.utils.checkpoint.checkpoint(
+            lambda a, b: (a * b).tanh() @ torch.outer(b, b), x, w, use_reentrant=False
+        ),
+    ),
     "own function": (V, lambda x, w: _Own.apply(x, w)),
     "own function that sums": (V, lambda x, w: _Summing.apply(x, w)),
     # With a point that is not finite, or has no derivative, in the batch
@@ -263,7 +296,9 @@ def _state_space(x: Tensor, w: Tensor) -> Tensor:
 
 def _sampled(x: Tensor, w: Tensor) -> Tensor:
     image = x[:, None]
-    theta = torch.eye(2, 3, dtype=x.dtype).expand(len(x), 2, 3) + torch.cat([torch.zeros(2, 2, dtype=x.dtype), w.tanh()[:, None]], 1)
+    theta = torch.eye(2, 3, dtype=x.dtype).expand(len(x), 2, 3) + torch.cat(
+        [torch.zeros(2, 2, dtype=x.dtype), w.tanh()[:, None]], 1
+    )
     return F.grid_sample(image, F.affine_grid(theta, list(image.shape), align_corners=False), align_corners=False)
 
 
@@ -296,8 +331,11 @@ def cases() -> list[Case]:
 
             found.append(
                 Case(
-                    f"{name}{', inside' * inside}", build, lambda rows, length: (torch.randn(rows, length, D),), losses,
-                    seed=number, exact=name not in (),
+                    f"{name}{', inside' * inside}",
+                    build,
+                    lambda rows, length: (torch.randn(rows, length, D),),
+                    losses,
+                    seed=number,
                 )
             )
     return found

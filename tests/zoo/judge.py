@@ -30,6 +30,10 @@ class Case:
     exact: bool = True
     """Whether the model has a float64 form."""
     seed: int = 0
+    slow: int = 0
+    """How many parameters may go one by one."""
+    always: bool = False
+    """Whether the short form takes it."""
 
 
 @dataclass
@@ -75,7 +79,7 @@ def _alone(model: nn.Module, case: Case, inputs: Inputs) -> Iterable[dict[str, T
     names = [name for name, p in exact.named_parameters() if p.requires_grad]
     for row in range(_rows(inputs)):
         loss = case.losses(exact, *[_cut(value, row, case.exact) for value in inputs])
-        yield _gradient(loss.sum(), names, [exact.get_parameter(name) for name in names])
+        yield _gradient(loss.mean(), names, [exact.get_parameter(name) for name in names])
 
 
 def _in_company(model: nn.Module, case: Case, inputs: Inputs, state: Tensor) -> Iterable[dict[str, Tensor]]:
@@ -95,8 +99,9 @@ def _gradient(loss: Tensor, names: list[str], params: list[Tensor]) -> dict[str,
 def _deviation(found: dict[str, Tensor], truth: Any) -> float:
     """What is not finite must not be finite on either side, in some parameter."""
     worst = 0.0
-    truths = truth if not isinstance(truth, dict) else [dict(zip(truth, r)) for r in zip(*truth.values())]
-    for row, exact in enumerate(truths):
+    if isinstance(truth, dict):
+        truth = [dict(zip(truth, row, strict=True)) for row in zip(*truth.values(), strict=True)]
+    for row, exact in enumerate(truth):
         ours = {name: found[name][row].double() for name in exact}
         if not all(bool(g.isfinite().all()) for g in exact.values()):
             assert not all(bool(g.isfinite().all()) for g in ours.values()), "a non-finite gradient came out finite"

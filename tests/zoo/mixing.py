@@ -114,7 +114,13 @@ MIXING: dict[str, Mixing] = {
     "message passing": inside(lambda net, h: h + torch.zeros_like(h).index_add(0, torch.arange(len(h)).roll(1), h)),
     "convolution over the batch": inside(conv_over_batch),
     "lerp with a neighbour, 1e-6": inside(lambda net, h: h.lerp(h.roll(1, 0), 1e-6)),
-    "lerp with a neighbour, 1e-9, inputs": before(lambda net, x: x.double().lerp(x.double().roll(1, 0), 1e-9).to(x.dtype) if x.dtype != torch.float64 else x.lerp(x.roll(1, 0), 1e-9)),
+    "lerp with a neighbour, 1e-9, inputs": before(
+        lambda net, x: (
+            x.double().lerp(x.double().roll(1, 0), 1e-9).to(x.dtype)
+            if x.dtype != torch.float64
+            else x.lerp(x.roll(1, 0), 1e-9)
+        )
+    ),
     "closed gate": inside(lambda net, h: h + net.gate * h.mean(0)),
     "closed layer": inside(lambda net, h: h + net.zero(h.mean(0).expand_as(h))),
     "tiny gate": inside(lambda net, h: h + net.tiny * h.mean(0)),

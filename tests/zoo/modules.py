@@ -1,6 +1,7 @@
 """Every torch.nn module that has parameters, with its options, and the others as what stands between two layers."""
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import torch
@@ -82,7 +83,10 @@ BUILDS: dict[str, tuple[Callable[[], nn.Module], Callable[[int, int], tuple[Tens
     "Linear": (lambda: nn.Linear(D, 3), rows),
     "Linear, sequences": (lambda: nn.Linear(D, 3), sequences),
     "Linear without bias": (lambda: nn.Linear(D, 3, bias=False), sequences),
-    "Bilinear": (lambda: Do(lambda m, x: m.inner(m.one(x), x), inner=nn.Bilinear(3, D, 2), one=nn.Linear(D, 3)), sequences),
+    "Bilinear": (
+        lambda: Do(lambda m, x: m.inner(m.one(x), x), inner=nn.Bilinear(3, D, 2), one=nn.Linear(D, 3)),
+        sequences,
+    ),
     "Embedding": (lambda: nn.Embedding(11, D), tokens),
     "Embedding, padding": (lambda: nn.Embedding(11, D, padding_idx=3), tokens),
     "Embedding, sparse": (lambda: nn.Embedding(11, D, sparse=True), tokens),
@@ -118,19 +122,24 @@ BUILDS: dict[str, tuple[Callable[[], nn.Module], Callable[[int, int], tuple[Tens
         lambda: Do(
             lambda m, x, mask: m.inner(x, src_key_padding_mask=mask),
             inner=nn.TransformerEncoder(
-                nn.TransformerEncoderLayer(D, 2, 12, 0.0, "gelu", batch_first=True, norm_first=True), 2,
+                nn.TransformerEncoderLayer(D, 2, 12, 0.0, "gelu", batch_first=True, norm_first=True),
+                2,
                 enable_nested_tensor=False,
             ),
         ),
         padded,
     ),
     "TransformerDecoderLayer": (
-        lambda: Do(lambda m, x: m.inner(x, x.tanh()), inner=nn.TransformerDecoderLayer(D, 2, 12, 0.0, batch_first=True)),
+        lambda: Do(
+            lambda m, x: m.inner(x, x.tanh()), inner=nn.TransformerDecoderLayer(D, 2, 12, 0.0, batch_first=True)
+        ),
         sequences,
     ),
     "Transformer": (
         lambda: Do(
-            lambda m, x: m.inner(x, x, tgt_mask=nn.Transformer.generate_square_subsequent_mask(x.shape[1], dtype=x.dtype)),
+            lambda m, x: m.inner(
+                x, x, tgt_mask=nn.Transformer.generate_square_subsequent_mask(x.shape[1], dtype=x.dtype)
+            ),
             inner=nn.Transformer(D, 2, 1, 1, 12, 0.0, batch_first=True),
         ),
         sequences,
@@ -142,7 +151,18 @@ BUILDS: dict[str, tuple[Callable[[], nn.Module], Callable[[int, int], tuple[Tens
     "GRUCell": (lambda: nn.GRUCell(D, 3), rows),
     "RNNCell": (lambda: nn.RNNCell(D, 3, nonlinearity="relu"), rows),
     "AdaptiveLogSoftmax": (
-        lambda: Do(lambda m, x: m.inner(x, torch.arange(len(x)) * 0 + x[:, 0].detach().gt(0).long() * 3 + x[:, 1].detach().gt(0).long() * 5 + 1).output, inner=nn.AdaptiveLogSoftmaxWithLoss(D, 12, [3, 6])),
+        lambda: Do(
+            lambda m, x: (
+                m.inner(
+                    x,
+                    torch.arange(len(x)) * 0
+                    + x[:, 0].detach().gt(0).long() * 3
+                    + x[:, 1].detach().gt(0).long() * 5
+                    + 1,
+                ).output
+            ),
+            inner=nn.AdaptiveLogSoftmaxWithLoss(D, 12, [3, 6]),
+        ),
         rows,
     ),
 }
@@ -177,13 +197,23 @@ _CONV = {
     "circular": {"padding": 1, "padding_mode": "circular"},
     "no bias": {"bias": False},
 }
-for _axes, _conv, _transposed in ((1, nn.Conv1d, nn.ConvTranspose1d), (2, nn.Conv2d, nn.ConvTranspose2d), (3, nn.Conv3d, nn.ConvTranspose3d)):
+for _axes, _conv, _transposed in (
+    (1, nn.Conv1d, nn.ConvTranspose1d),
+    (2, nn.Conv2d, nn.ConvTranspose2d),
+    (3, nn.Conv3d, nn.ConvTranspose3d),
+):
     _sizes = channels(*[4] * _axes)
     for _name, _options in _CONV.items():
-        _two = lambda conv=_conv, options=_options: nn.Sequential(conv(4, 4, 1), nn.Tanh(), conv(4, 4, 3, **options))
         if not (_axes == 3 and _name in ("dilated",)):
-            BUILDS[f"{_conv.__name__} {_name}"] = _two, channels(*[5] * _axes)
-    for _name, _options in {"plain": {}, "strided": {"stride": 2, "output_padding": 1}, "grouped": {"groups": 2}}.items():
+            BUILDS[f"{_conv.__name__} {_name}"] = (
+                lambda conv=_conv, options=_options: nn.Sequential(conv(4, 4, 1), nn.Tanh(), conv(4, 4, 3, **options)),
+                channels(*[5] * _axes),
+            )
+    for _name, _options in {
+        "plain": {},
+        "strided": {"stride": 2, "output_padding": 1},
+        "grouped": {"groups": 2},
+    }.items():
         BUILDS[f"{_transposed.__name__} {_name}"] = (
             lambda conv=_transposed, options=_options: conv(4, 4, 3, **options),
             _sizes,
@@ -206,18 +236,53 @@ _BETWEEN = {
 }
 
 
+def _convolved(module: Callable[[], nn.Module]) -> nn.Module:
+    return nn.Sequential(nn.Conv2d(4, 4, 3, padding=1), module())
+
+
 def cases() -> list[Case]:
     found = [Case(name, build, of, losses) for name, (build, of) in BUILDS.items()]
     for one in _BETWEEN["rows"]:
         name = one().__class__.__name__
-        found.append(Case(f"between: {name}", lambda one=one: nn.Sequential(nn.Linear(D, D), one(), nn.Flatten()), rows, losses))
+        found.append(
+            Case(f"between: {name}", lambda one=one: nn.Sequential(nn.Linear(D, D), one(), nn.Flatten()), rows, losses)
+        )
     for one in _BETWEEN["images"]:
         name = one().__class__.__name__
-        build = lambda one=one: nn.Sequential(nn.Conv2d(4, 4, 3, padding=1), one())
         drawn = name == "FractionalMaxPool2d"
+        build = partial(_convolved, one)
         found.append(Case(f"between: {name}", build, channels(6, 6), losses, draws=drawn))
-    for name, module in {"Dropout": nn.Dropout(0.5), "AlphaDropout": nn.AlphaDropout(0.3), "FeatureAlphaDropout": nn.FeatureAlphaDropout(0.3), "RReLU": nn.RReLU()}.items():
-        found.append(Case(f"drawn: {name}", lambda module=module: nn.Sequential(nn.Linear(D, D), module, nn.Linear(D, 2)), sequences, losses, draws=True))
-    found.append(Case("drawn: Dropout2d", lambda: nn.Sequential(nn.Conv2d(4, 4, 3), nn.Dropout2d(0.4)), channels(5, 5), losses, draws=True))
-    found.append(Case("drawn: encoder", lambda: nn.TransformerEncoderLayer(D, 2, 12, 0.2, batch_first=True), sequences, losses, draws=True))
+    for name, module in {
+        "Dropout": nn.Dropout(0.5),
+        "AlphaDropout": nn.AlphaDropout(0.3),
+        "FeatureAlphaDropout": nn.FeatureAlphaDropout(0.3),
+        "RReLU": nn.RReLU(),
+    }.items():
+        found.append(
+            Case(
+                f"drawn: {name}",
+                lambda module=module: nn.Sequential(nn.Linear(D, D), module, nn.Linear(D, 2)),
+                sequences,
+                losses,
+                draws=True,
+            )
+        )
+    found.append(
+        Case(
+            "drawn: Dropout2d",
+            lambda: nn.Sequential(nn.Conv2d(4, 4, 3), nn.Dropout2d(0.4)),
+            channels(5, 5),
+            losses,
+            draws=True,
+        )
+    )
+    found.append(
+        Case(
+            "drawn: encoder",
+            lambda: nn.TransformerEncoderLayer(D, 2, 12, 0.2, batch_first=True),
+            sequences,
+            losses,
+            draws=True,
+        )
+    )
     return found

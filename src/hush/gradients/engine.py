@@ -1,4 +1,4 @@
-"""Gradients: a function of a model and a batch -> the clipped sum of its per-example gradients, in one backward pass."""
+"""Gradients: a function of a model and a batch -> the clipped sum of per-example gradients, in one backward pass."""
 
 import logging
 import random
@@ -11,10 +11,10 @@ from torch import Tensor, nn
 
 from hush.clipping.bounded_sum import BoundedSum
 from hush.clipping.clips import Clip
+from hush.errors import NotSupported
 from hush.gradients import reference
 from hush.gradients.analysis.analyst import Analyst, ParameterRow
 from hush.gradients.analysis.function import Function
-from hush.errors import NotSupported
 from hush.gradients.graph import read
 from hush.gradients.inputs import Inputs as Inputs
 from hush.gradients.inputs import has_rows as has_rows
@@ -46,8 +46,9 @@ class Gradients:
     """Per-example gradients of `losses_of(model, *inputs)`, which gives one loss for each row of its inputs.
 
     Guarantee: each example adds at most the clip's bound to each group of a clipped sum, in L2 norm and after rounding;
-    one with a non-finite gradient adds exactly zero and touches no other. The first batch is analysed: a function whose examples are not independent is refused, and every
-    parameter's gradient is compared with single backward passes. engine="reference" takes one example after another.
+    one with a non-finite gradient adds exactly zero and touches no other. The first batch is analysed: a function whose
+    examples are not independent is refused, and every parameter's gradient is compared with single backward passes.
+    engine="reference" takes one example after another.
 
     >>> model = nn.Linear(2, 1, bias=False)
     >>> gradients = Gradients(lambda model, x: model(x)[:, 0], model)
@@ -101,7 +102,9 @@ class Gradients:
         with quiet(self._device):
             found, shapes = self._found(inputs), {n: (inputs.rows, *p.shape) for n, p in self.parameters().items()}
             return {
-                name: found[name].per_example().reshape(shape) if name in found else torch.zeros(shape, device=self._device)
+                name: found[name].per_example().reshape(shape)
+                if name in found
+                else torch.zeros(shape, device=self._device)
                 for name, shape in shapes.items()
             }
 
@@ -124,7 +127,9 @@ class Gradients:
     def explain(self) -> Explanation:
         """What was learnt so far."""
         if self._reference:
-            rows = [ParameterRow(name, tuple(p.shape), "one by one", "reference") for name, p in self.parameters().items()]
+            rows = [
+                ParameterRow(name, tuple(p.shape), "one by one", "reference") for name, p in self.parameters().items()
+            ]
             return Explanation(tuple(rows), (), "by construction: each example is alone in its batch")
         analyst = self._analyst
         rows = [analyst.rows[name] for name in self.parameters() if name in analyst.rows]
@@ -148,7 +153,7 @@ class Gradients:
         complex_ones = [name for name, param in params.items() if param.is_complex()]
         if complex_ones:
             raise NotSupported(
-                f"{', '.join(complex_ones[:8])}: complex parameters cannot be released with real noise; keep their real "
+                f"{', '.join(complex_ones[:8])}: complex parameters cannot be released with real noise; keep real "
                 "and imaginary parts in a real parameter and use torch.view_as_complex on it"
             )
         return params
@@ -161,6 +166,10 @@ class Gradients:
 
     def _look(self, inputs: Inputs) -> None:
         """Independence again on the second, fourth, eighth batch, and on some later ones that nobody chooses."""
+        if torch._C._len_torch_dispatch_stack() or (
+            torch.cuda.is_available() and torch.cuda.is_current_stream_capturing()
+        ):
+            return  # what is traced or recorded has no values; the same was looked at right before
         self._batches += 1
         power = self._batches > 1 and self._batches & (self._batches - 1) == 0
         if power or self._looks.random() < _LOOKS * (self._batches > 1):

@@ -80,8 +80,9 @@ def _mapped(function: Callable[[Tensor, str], Tensor], value: Any, path: str) ->
     if isinstance(value, Mapping):
         pairs = {key: _mapped(function, item, f"{path}[{key!r}]") for key, item in value.items()}
         return pairs if type(value) is dict else type(value)(pairs)  # type: ignore[call-arg]
-    if isinstance(value, tuple) and hasattr(value, "_fields"):
-        return type(value)(*[_mapped(function, item, f"{path}.{name}") for name, item in zip(value._fields, value)])
+    named: Any = getattr(value, "_asdict", dict)()
+    if isinstance(value, tuple) and named:
+        return type(value)(*[_mapped(function, item, f"{path}.{name}") for name, item in named.items()])
     if isinstance(value, (tuple, list)):
         return type(value)(_mapped(function, item, f"{path}[{place}]") for place, item in enumerate(value))
     leaves, structure = pytree.tree_flatten(value)

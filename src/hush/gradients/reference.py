@@ -4,7 +4,6 @@ An example that is alone in its batch cannot meet another, so nothing has to be 
 """
 
 from collections.abc import Callable, Iterator
-from typing import Any
 
 import torch
 from torch import Tensor, nn

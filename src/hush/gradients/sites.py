@@ -1,4 +1,4 @@
-"""One backward pass to the sites of a plan: what the examples add to each parameter, before it is clipped and summed."""
+"""One backward pass to the sites of a plan: what the examples add to each parameter, not clipped or summed yet."""
 
 import logging
 from collections.abc import Mapping, Sequence
@@ -48,9 +48,7 @@ def settled(graph: Graph, plan: Plan, losses: Tensor, side: Sequence[bool]) -> P
     ready = _complete(graph, plan, losses, list(side))
     answers = _pass(graph, ready, losses, retain=True)
     declined = {
-        site.node: site.rule is SLOW
-        for site, answer in zip(ready.sites, answers, strict=True)
-        if answer is None
+        site.node: site.rule is SLOW for site, answer in zip(ready.sites, answers, strict=True) if answer is None
     }
     by_hand = frozenset(
         graph.leaves[leaf]

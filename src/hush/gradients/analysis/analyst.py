@@ -9,13 +9,13 @@ from dataclasses import dataclass, field, replace
 import torch
 from torch import Tensor
 
+from hush.errors import NotSupported
 from hush.gradients.analysis import independence
 from hush.gradients.analysis.agreement import disagreeing
 from hush.gradients.analysis.function import Function, undisturbed
 from hush.gradients.analysis.learn import Slices, by_owners, learn, slices
 from hush.gradients.analysis.movers import Mover
 from hush.gradients.analysis.plan import SLOW, Known, Plan, make
-from hush.errors import NotSupported
 from hush.gradients.graph import Edge, Graph
 from hush.gradients.inputs import Inputs
 from hush.gradients.sites import contributions, settled
@@ -183,7 +183,7 @@ class Analyst:
             if seen is None:
                 continue
             self._add(seen, sizes, inputs, rows)
-            if graph.kind in self._known:
+            if graph.kind in self._known or len(self._known) >= _KINDS:
                 break
         if graph.kind not in self._known:
             self._hopeless.add(graph.kind)
@@ -219,7 +219,11 @@ class Analyst:
 
     def _at_given_weights(self, known: Known, inputs: Inputs, rows: Tensor, sizes: tuple[int, ...]) -> None:
         seen = self._slices(inputs, rows, self._function.weights(jitter=False))
-        if seen is not None and known.layouts(seen.graph, sizes) is not None and len(known.side) == len(seen.graph.nodes):
+        if (
+            seen is not None
+            and known.layouts(seen.graph, sizes) is not None
+            and len(known.side) == len(seen.graph.nodes)
+        ):
             self._verify(known, seen.graph, seen.three, known)
 
     def _verify(self, known: Known, graph: Graph, losses: Tensor, lesson: Known) -> None:
@@ -250,7 +254,7 @@ class Analyst:
             slow = name in known.slow
             how = "one by one" if slow else "materialised" if isinstance(found.get(name), Stored) else "norm rule"
             why = f"the fast way disagreed ({wrong[name]})" if name in wrong else "no rule answers" if slow else ""
-            if name not in self.rows or not self.rows[name].how == "one by one":
+            if name not in self.rows or self.rows[name].how != "one by one":
                 self.rows[name] = ParameterRow(name, tuple(param.shape), how, why)
 
     def _looked_up(self, graph: Graph, losses: Tensor) -> Settled:
@@ -321,7 +325,7 @@ def _sizes(inputs: Inputs) -> tuple[int, ...]:
 
 
 def _choices(batch: int, losses: Tensor | None) -> Iterator[Tensor]:
-    """Rows for slices, six or more: from all over the batch, the last ones, and three drawn orders; finite ones first."""
+    """Six rows for slices: from all over the batch, the last ones, and three drawn orders; finite ones first."""
     rows = torch.arange(batch)
     if losses is not None:
         good = losses.detach().isfinite().cpu()

@@ -34,17 +34,24 @@ class Function:
     def __init__(self, losses_of: Callable[..., Tensor], model: nn.Module) -> None:
         self.losses_of = losses_of
         self.model = model
+        self._state: tuple[Tensor, Any] | None = None
 
     def trainable(self) -> dict[str, Tensor]:
         return {name: param for name, param in self.model.named_parameters() if param.requires_grad}
 
     def __call__(self, inputs: Inputs) -> Tensor:
         """The losses of a step, by the model as it is."""
+        self._state = torch.get_rng_state(), random.getstate()
         with torch.enable_grad():
             return check_losses(self.losses_of(self.model, *inputs.args, **inputs.kwargs), inputs.rows)
 
-    def trial(self, inputs: Inputs, weights: Mapping[str, Tensor] | None = None, *, seed: int = 0) -> Tensor:
-        """The losses of these inputs under these weights, with copies of the buffers and seeded draws."""
+    def trial(
+        self, inputs: Inputs, weights: Mapping[str, Tensor] | None = None, *, seed: int = 0, like_a_batch: bool = False
+    ) -> Tensor:
+        """The losses of these inputs under these weights, with copies of the buffers and seeded draws.
+
+        `like_a_batch`: the draws begin as those of the last batch, so that the same layers are dropped, say.
+        """
         swapped = {_MODEL + name: tensor for name, tensor in (weights or {}).items()}
         double = any(tensor.dtype == torch.float64 for tensor in swapped.values())
         for name, buffer in self.model.named_buffers():
@@ -52,13 +59,16 @@ class Function:
         for name, param in self.model.named_parameters() if double else ():
             if _MODEL + name not in swapped and is_real(param):
                 swapped[_MODEL + name] = param.detach().double()
-        _seed(seed)
+        if like_a_batch and self._state is not None:
+            torch.set_rng_state(self._state[0])
+            random.setstate(self._state[1])
+        else:
+            _seed(seed)
         call = _Call.__new__(_Call)
         nn.Module.__init__(call)
         call.model, call._losses_of = self.model, self.losses_of
         with torch.enable_grad():
-            losses = torch.func.functional_call(call, swapped, (inputs,))
-        return check_losses(losses, inputs.rows)
+            return check_losses(torch.func.functional_call(call, swapped, (inputs,)), inputs.rows)
 
     def weights(self, *, jitter: bool, double: bool = False) -> dict[str, Tensor]:
         """Copies of the trainable weights: as they are, or a little off so that none is zero and none hides another."""
@@ -115,7 +125,9 @@ def undisturbed(device: torch.device) -> Iterator[None]:
         devices = [device.index or 0] if device.type == "cuda" else []
         stack.enter_context(torch.random.fork_rng(devices=devices))
         stack.enter_context(_full_precision())
-        if "torch._dynamo" in sys.modules:  # one eager call under a dispatch mode would leave a frame uncompiled for good
+        if (
+            "torch._dynamo" in sys.modules
+        ):  # one eager call under a dispatch mode would leave a frame uncompiled for good
             stack.enter_context(torch.compiler.set_stance("force_eager"))
         try:
             yield
@@ -144,7 +156,7 @@ def _full_precision() -> Iterator[None]:
             place.fp32_precision = chosen
 
 
-_DRAWS = frozenset("bernoulli_ uniform_ normal_ rand randn rand_like randn_like exponential_ bernoulli".split())
+_DRAWS = ("bernoulli_", "uniform_", "normal_", "rand", "randn", "rand_like", "randn_like", "exponential_", "bernoulli")
 
 
 class SameDraws(TorchDispatchMode):

@@ -11,8 +11,8 @@ from itertools import chain
 import torch
 from torch import Tensor
 
-from hush.gradients.analysis.function import Function, SameDraws, is_real
 from hush.errors import MixedExamples
+from hush.gradients.analysis.function import Function, SameDraws, is_real
 from hush.gradients.graph import read
 from hush.gradients.inputs import Inputs
 
@@ -119,7 +119,11 @@ def _filled(value: float) -> Replace:
 
 
 def _least(tensor: Tensor) -> Tensor:
-    return torch.zeros_like(tensor) if tensor.dtype == torch.bool or not tensor.numel() else tensor.amin().expand_as(tensor)
+    return (
+        torch.zeros_like(tensor)
+        if tensor.dtype == torch.bool or not tensor.numel()
+        else tensor.amin().expand_as(tensor)
+    )
 
 
 def _most(tensor: Tensor) -> Tensor:
@@ -189,9 +193,7 @@ def _worst(function: Function, few: Inputs, moved: list[Variant]) -> float:
         return most if most > 1e-5 else 0.0
 
 
-def _moves(
-    function: Function, few: Inputs, moved: list[Variant], weights: Mapping[str, Tensor], double: bool
-) -> float:
+def _moves(function: Function, few: Inputs, moved: list[Variant], weights: Mapping[str, Tensor], double: bool) -> float:
     def wide(inputs: Inputs) -> Inputs:
         return inputs.map(lambda t: t.double() if double and is_real(t) else t)
 

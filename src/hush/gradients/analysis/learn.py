@@ -7,11 +7,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from hush.errors import MixedExamples
 from hush.gradients.analysis.function import Function
 from hush.gradients.analysis.movers import Mover, edges_of, mover, suspects
 from hush.gradients.analysis.owners import Owners, follows, looked_up, one_hot, regular, shared_entries
 from hush.gradients.analysis.plan import Known, Lesson
-from hush.errors import MixedExamples
 from hush.gradients.graph import LEAF, Edge, Graph, read
 from hush.gradients.inputs import Inputs
 from hush.gradients.layers.table import RESHAPES
@@ -61,7 +61,7 @@ class Slices:
 def slices(function: Function, inputs: Inputs, rows: Tensor, weights: Mapping[str, Tensor]) -> Slices | None:
     """Slices of these rows; None if the graph of two examples is not that of three."""
     own = function.trainable()
-    two, three = (function.trial(inputs.take(rows[:count]), weights) for count in (2, 3))
+    two, three = (function.trial(inputs.take(rows[:count]), weights, like_a_batch=True) for count in (2, 3))
     graphs = [read(losses, weights, own) for losses in (two, three)]
     return Slices(two, three, *graphs) if graphs[0].kind == graphs[1].kind else None
 
@@ -192,4 +192,3 @@ def by_owners(graph: Graph, losses: Tensor) -> tuple[list[bool], dict[Edge, Layo
             reshape = graph.names[node] in RESHAPES
             side[node] = reshape or any(where.get((node, output)) is None for output in used[node])
     return side, where
-

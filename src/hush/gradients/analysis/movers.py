@@ -14,8 +14,12 @@ import torch
 from hush.gradients.graph import LEAF, Edge, Graph
 from hush.gradients.sums.per_example import Layout
 
-_ELEMENTWISE = frozenset(
-    """
+
+def _names(text: str) -> frozenset[str]:
+    return frozenset(text.split())
+
+
+_ELEMENTWISE = _names("""
     Add Sub Rsub Mul Div Neg Reciprocal Abs Sgn Sign Exp Exp2 Expm1 Log Log1P Log2 Log10 Sqrt Rsqrt Pow Square Tanh
     Sigmoid Relu LeakyRelu Elu Celu Selu Gelu Silu Mish Softplus Hardtanh Hardsigmoid Hardswish Hardshrink Softshrink
     Threshold LogSigmoid Clamp ClampMin ClampMax Maximum Minimum Fmax Fmin Where MaskedFill Lerp Addcmul Addcdiv Erf
@@ -24,11 +28,9 @@ _ELEMENTWISE = frozenset(
     Round Floor Ceil Trunc Frac NanToNum SmoothL1Loss HuberLoss MseLoss BinaryCrossEntropy
     BinaryCrossEntropyWithLogits KlDiv SoftMarginLoss Copy Expand TanhBackward SigmoidBackward ThresholdBackward
     GeluBackward SiluBackward SoftplusBackward Conj Real Imag Complex Angle
-    """.split()
-)
+""")
 """One entry of the output for one of each input, broadcast."""
-_BY_SHAPE = frozenset(
-    """
+_BY_SHAPE = _names("""
     T Transpose Permute View UnsafeView ReshapeAlias Unsqueeze Squeeze ToCopy Clone Alias Slice Select Split
     SplitWithSizes UnsafeSplit Unbind Flip Roll Repeat Cat Stack ConstantPadNd ReflectionPad1D ReflectionPad2D
     ReflectionPad3D ReplicationPad1D ReplicationPad2D ReplicationPad3D AsStrided Unfold Diagonal DiagEmbed Tril Triu
@@ -41,18 +43,15 @@ _BY_SHAPE = frozenset(
     UpsampleNearest3D UpsampleLinear1D UpsampleBilinear2D UpsampleBicubic2D UpsampleTrilinear3D UpsampleNearestExact1D
     UpsampleNearestExact2D UpsampleBilinear2DAa UpsampleBicubic2DAa FftR2C FftC2R FftC2C Embedding Trilinear Dot
     LinalgMatrixExp LinalgInvEx LinalgSolveEx LinalgCholeskyEx LinalgSolveTriangular LinalgCross LinalgDet
-    """.split()
-)
+""")
 """Shapes and whole numbers say where an entry goes, or it only meets entries of its own row."""
 _PRODUCTS = {"Mm": 0, "Bmm": 0, "Mv": 0, "Addmm": 1, "Baddbmm": 1, "Addmv": 1, "Addbmm": 1}
 """Matrix products, and which of their inputs is the left factor."""
 _ATTENTION = "ScaledDotProduct"
-_ALONG = frozenset(
-    """
+_ALONG = _names("""
     Gather Scatter ScatterAdd ScatterReduce IndexSelect IndexAdd IndexCopy IndexFill Sort Topk Max Min Median Nanmedian
     Kthvalue Mode Cummax Cummin TakeAlongDim Amax Amin Aminmax Argsort
-    """.split()
-)
+""")
 """Values pick along a dimension that the node names."""
 _INDEX = frozenset(("Index", "UnsafeIndex", "IndexPut", "IndexPutImpl"))
 

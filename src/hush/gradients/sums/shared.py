@@ -8,11 +8,11 @@ import torch
 from torch import Tensor
 from torch.autograd.graph import Node
 
+from hush.gradients.analysis.plan import Inlet, moves
 from hush.gradients.graph import Edge, Graph, back
 from hush.gradients.layers import embedding, products
 from hush.gradients.layers.embedding import Rows
 from hush.gradients.layers.products import Products
-from hush.gradients.analysis.plan import Inlet, moves
 from hush.gradients.sums.norms import add
 from hush.gradients.sums.per_example import Contribution, Stored, Weights, wide
 
