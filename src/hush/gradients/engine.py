@@ -162,7 +162,7 @@ class Gradients:
 
     @property
     def _device(self) -> torch.device:
-        return next(iter(self._function.trainable().values())).device
+        return next(iter(self.parameters().values())).device
 
     def _look(self, inputs: Inputs) -> None:
         """Independence again on the second, fourth, eighth batch, and on some later ones that nobody chooses."""
@@ -178,9 +178,9 @@ class Gradients:
     def _found(self, inputs: Inputs) -> Mapping[str, Contribution]:
         """One forward and one backward pass: what the examples add to each parameter."""
         params = self.parameters()
-        self._analyst.test(inputs)
         losses = self._function(inputs)
         graph = read(losses, params)
+        self._analyst.test(inputs, losses)
         self._analyst.refuse_unmet(graph, inputs)
         with quiet(losses.device):
             settled = self._analyst.find(graph, losses, inputs)

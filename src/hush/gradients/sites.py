@@ -19,7 +19,7 @@ Answers = dict[int, Contribution]
 
 
 log = logging.getLogger("hush")
-_FAILS = (RuntimeError, ValueError, TypeError, IndexError, AttributeError, AssertionError, NotImplementedError)
+_FAILS = (RuntimeError, ValueError, TypeError, LookupError, AttributeError, AssertionError, NotImplementedError)
 
 
 class Declined(Exception):
