@@ -6,7 +6,7 @@ VENV   ?= .venv
 BIN    := $(VENV)/bin
 READY  := $(VENV)/.ready
 
-.PHONY: test train lint types unit timing test-long kill-test figures clean
+.PHONY: test train lint types unit timing test-long test-machines gpu kill-test figures docs clean
 
 test: lint types unit timing
 
@@ -35,6 +35,19 @@ timing: $(READY)
 
 test-long: $(READY)
 	$(BIN)/pytest -m long tests
+
+# Other processors, other versions of torch, numpy and scipy; `python tests/machines.py --list` names them.
+test-machines: $(READY)
+	$(BIN)/python tests/machines.py
+
+# What only a GPU can show, as a table; goes on where it was stopped.
+gpu: $(READY)
+	$(BIN)/python benchmarks/gpu_acceptance.py
+
+# The site, from docs/ and the docstrings; a broken link or name fails. Lies in build/site.
+docs: $(READY)
+	$(BIN)/python -m pip install --quiet --constraint constraints.txt 'mkdocs-material' 'mkdocstrings[python]'
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --quiet --site-dir build/site
 
 # 200 kills over a light run, then over a network in training; the tests have a shorter form.
 kill-test: $(READY)

@@ -172,7 +172,7 @@ def _shares_of(stairs, cells, a, b, high, low, one, both, n: tl.constexpr):  # t
     tl.store(high + at, exact.to(tl.int64))
     tl.store(low + at, rest.to(tl.int64))
     place = (left >> 32).to(tl.uint32)
-    first, second = _shares(stairs, cell, place, ~place)
+    first, second = _shares(stairs, cell, place, place ^ ((place & 0) - ((place & 0) + 1)))
     tl.store(one + at, first)
     tl.store(both + at, second)
 

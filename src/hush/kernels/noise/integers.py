@@ -130,7 +130,7 @@ def proposed(stairs, chosen, level, place, ROUNDED: tl.constexpr, MARGIN: tl.con
     cell = _cell(stairs, chosen)
     mask = tl.load(stairs + 1).to(tl.uint32)
     place = place & mask
-    mirror = (~place) & mask
+    mirror = place ^ mask
     one, both = _shares(stairs, cell, place, mirror)
     v = level.to(tl.float32) * 2.3283064365386963e-10
     value = _integer(stairs, cell, tl.where(v < one, place, mirror), chosen, ROUNDED)
@@ -170,7 +170,8 @@ def _further(key_at, step, attempt, number):  # type: ignore[no-untyped-def]
 @triton.jit
 def _decided(stairs, cell, v, w, a, b, ROUNDED: tl.constexpr):  # type: ignore[no-untyped-def]
     """Whether the level (v, w) takes place or mirror image of (a, b), and the first word of the one it takes."""
-    c, d = ~a, ~b
+    ones = (a & 0) - ((a & 0) + 1)  # `~` is XOR with -1, which numpy refuses for unsigned numbers in some interpreters
+    c, d = a ^ ones, b ^ ones
     if not ROUNDED:
         mask = (tl.load(stairs + 1) << 32).to(tl.uint64)
         a, b = a & mask, b & 0
