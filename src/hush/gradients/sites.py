@@ -33,9 +33,10 @@ def contributions(
 
     Unless `retain`, the graph is used up as by a plain backward pass.
     """
-    plan = _complete(graph, plan, losses, list(side))
+    plan, given = _complete(graph, plan, losses, list(side))
     found = {name: _one_by_one(graph, losses, name) for name in sorted(plan.slow) if name in graph.leaves.values()}
-    answers = _pass(graph, plan, losses, retain=retain or any(site.rule is SLOW for site in plan.sites))
+    retain = retain or any(site.rule is SLOW for site in plan.sites)
+    answers = _pass(graph, plan, losses, retain, given)
     if any(answer is None for answer in answers):
         raise Declined
     for leaf, part in _home(graph, plan, answers).items():
@@ -45,8 +46,8 @@ def contributions(
 
 def settled(graph: Graph, plan: Plan, losses: Tensor, side: Sequence[bool]) -> Plan:
     """The plan with a rule at each site that answers for these shapes; the graph stays."""
-    ready = _complete(graph, plan, losses, list(side))
-    answers = _pass(graph, ready, losses, retain=True)
+    ready, given = _complete(graph, plan, losses, list(side))
+    answers = _pass(graph, ready, losses, True, given)
     declined = {
         site.node: site.rule is SLOW for site, answer in zip(ready.sites, answers, strict=True) if answer is None
     }
@@ -73,17 +74,22 @@ def _without(graph: Graph, plan: Plan, names: frozenset[str], side: list[bool]) 
     return replace(fresh, sites=sites, unknown=fresh.unknown & plan.unknown)
 
 
-def _complete(graph: Graph, plan: Plan, losses: Tensor, side: list[bool]) -> Plan:
-    """The plan with the rows of this batch where the plan does not know them; parameters below mixed rows go slow."""
+def _complete(graph: Graph, plan: Plan, losses: Tensor, side: list[bool]) -> tuple[Plan, dict[Edge, Tensor | None]]:
+    """The plan with the rows of this batch where the plan does not know them; parameters below mixed rows go slow.
+
+    And the gradients that were computed on the way.
+    """
     if not plan.unknown:
-        return plan
+        return plan, {}
     edges = sorted(plan.unknown)
     narrow = any(output[1] == torch.float16 for traits in graph.traits for output in traits[0])
-    found = dict(zip(edges, looked_up(losses, [graph.edge(*edge) for edge in edges], narrow), strict=True))
+    layouts, grads = looked_up(losses, [graph.edge(*edge) for edge in edges], narrow)
+    found = dict(zip(edges, layouts, strict=True))
+    given = {} if grads is None else dict(zip(edges, grads, strict=True))
     lost = {edge[0] for edge, layout in found.items() if layout is None}
     plan = plan.with_layouts(found)
     if not lost:
-        return plan
+        return plan, given
     names = frozenset(
         graph.leaves[leaf]
         for site in plan.sites
@@ -91,7 +97,7 @@ def _complete(graph: Graph, plan: Plan, losses: Tensor, side: list[bool]) -> Pla
         for inlet in site.inlets
         for leaf in leaves_below(graph, inlet.source)
     )
-    return _without(graph, plan, names, side)
+    return _without(graph, plan, names, side), given
 
 
 def _one_by_one(graph: Graph, losses: Tensor, name: str) -> Contribution:
@@ -108,11 +114,14 @@ def _one_by_one(graph: Graph, losses: Tensor, name: str) -> Contribution:
     return Stored(torch.stack(rows))
 
 
-def _pass(graph: Graph, plan: Plan, losses: Tensor, retain: bool) -> list[Answers | None]:
+def _pass(
+    graph: Graph, plan: Plan, losses: Tensor, retain: bool, given: Mapping[Edge, Tensor | None]
+) -> list[Answers | None]:
     """Reads what the rules need, runs the one backward pass, and asks each rule as soon as its gradient is there.
 
     A rule that stores small products lets go of activations and gradients while the pass is still on its way down. What
-    goes the slow way waits until the pass is over. A rule that fails has declined.
+    goes the slow way waits until the pass is over. A rule that fails has declined. Gradients that are `given` are not
+    computed again.
     """
     saved = [{name: graph.saved(site.node, name) for name in site.rule.saved} for site in plan.sites]
     found: list[Answers | None] = [None] * len(plan.sites)
@@ -141,12 +150,15 @@ def _pass(graph: Graph, plan: Plan, losses: Tensor, retain: bool) -> list[Answer
                     answers[at] = answers[at].formed()
 
     ends: list[Edge] = []
-    hooks = []
+    hooks, ready = [], []
     for place, planned in enumerate(plan.sites):
-        if planned.passed:
+        here = [(planned.node, output) for output, layout in enumerate(planned.layouts) if layout is not None]
+        if given and all(edge in given for edge in here):
+            ready.append(place)
+        elif planned.passed and not given:
             hooks.append(graph.nodes[planned.node].register_prehook(partial(ask, place)))
         else:
-            ends += [(place, output) for output, layout in enumerate(planned.layouts) if layout is not None]
+            ends += [(place, output) for _, output in here]
     edges = [graph.edge(plan.sites[place].node, output) for place, output in ends]
     if hooks and not edges:
         raise AssertionError("the last site on the way down has no site below it")
@@ -164,6 +176,9 @@ def _pass(graph: Graph, plan: Plan, losses: Tensor, retain: bool) -> list[Answer
     del grads
     for place in dict.fromkeys(place for place, _ in ends):
         ask(place, [gradients.pop((place, output), None) for output in range(len(plan.sites[place].layouts))])
+    for place in ready:
+        node = plan.sites[place].node
+        ask(place, [given.get((node, output)) for output in range(len(plan.sites[place].layouts))])
     for place, site in waiting:
         answer(place, site)
     for place in set(range(len(plan.sites))) - reached:

@@ -181,7 +181,7 @@ def by_owners(graph: Graph, losses: Tensor) -> tuple[list[bool], dict[Edge, Layo
         for output in used[node]
     ]
     narrow = any(output[1] == torch.float16 for traits in graph.traits for output in traits[0])
-    where = dict(zip(look, looked_up(losses, [graph.edge(*edge) for edge in look], narrow), strict=True))
+    where = dict(zip(look, looked_up(losses, [graph.edge(*edge) for edge in look], narrow)[0], strict=True))
     side = [False] * len(graph.nodes)
     for node in graph.inputs_first():
         inputs = [edge[0] for edge in graph.inputs[node] if edge is not None]

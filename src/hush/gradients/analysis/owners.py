@@ -13,13 +13,15 @@ import torch
 from torch import Tensor
 from torch.autograd.graph import GradientEdge
 
-from hush.gradients.sums.per_example import Layout
+from hush.gradients.sums.per_example import Layout, wide
 
 NOBODY, SHARED = -1, -2
 Owners = list[Tensor | None]
 """For each dimension the owner of each row (NOBODY where all is zero); None where a row has several."""
 _GROUP_BYTES = 1 << 28
-"""Gradients that one pass on a slice hands out together."""
+"""Gradients that one pass hands out together."""
+_HELD_GROUPS = 4
+"""So many groups are held while they are looked at, and need not be computed again."""
 
 
 def one_hot(losses: Tensor, edges: Sequence[GradientEdge]) -> list[Owners | None]:
@@ -128,79 +130,85 @@ def table(owners: Tensor, dim: int, batch: int) -> Layout:
 # The whole batch ------------------------------------------------------------------------------------------------------
 
 
-def looked_up(losses: Tensor, edges: Sequence[GradientEdge], narrow: bool = False) -> list[Layout | None]:
-    """Where the examples lie at each edge in this very batch; None where rows have several owners, or none is known.
+def looked_up(
+    losses: Tensor, edges: Sequence[GradientEdge], narrow: bool = False
+) -> tuple[list[Layout | None], list[Tensor | None] | None]:
+    """Where the examples lie at each edge in this very batch, and the gradients there where they fit into memory.
 
-    `narrow` tells that gradients are in float16, which has few exponents. An edge that nothing reaches has any layout.
+    A layout is None where rows have several owners, or none is known; an edge that nothing reaches has any. `narrow`
+    tells that gradients are in float16, which has few exponents.
     """
     batch, base = len(losses), 8 if narrow else 32
     digits = max(1, math.ceil(math.log(batch, base) - 1e-9))
     example = torch.arange(batch, device=losses.device)
     found: list[Layout | None] = [None] * len(edges)
-    for places in groups(edges):
+    grads: list[Tensor | None] | None = [None] * len(edges)
+    cut = list(groups(edges))
+    if len(cut) > _HELD_GROUPS:
+        grads = None
+    for places in cut:
         here = [edges[place] for place in places]
         plain = backward(losses, here, torch.ones_like(losses))
-        names = [[_NoOwner(grad) for _ in range(grad.dim())] if grad is not None else [] for grad in plain]
+        rows = [None if grad is None else _RowOwners(grad, base) for grad in plain]
         for digit in range(digits):
             shift = example // base**digit % base - base // 2
             scaled = backward(losses, here, torch.exp2(shift.to(losses.dtype)))
-            for grad, other, dims in zip(plain, scaled, names, strict=True):
-                if grad is not None and other is not None:
-                    for dim, owners in enumerate(dims):
-                        owners.add(dim, grad, other, base, digit)
-                        if dim == 0 and owners.clear:
-                            del dims[1:]
-        for place, grad, dims in zip(places, plain, names, strict=True):
-            found[place] = Layout(0, 1, batch, 1) if grad is None else _layout(dims, batch)
-    return found
+            for one, other in zip(rows, scaled, strict=True):
+                if one is not None and other is not None:
+                    one.add(other, digit)
+        for place, grad, one in zip(places, plain, rows, strict=True):
+            found[place] = Layout(0, 1, batch, 1) if one is None else one.layout(batch)
+            if grads is not None:
+                grads[place] = grad
+    return found, grads
 
 
-class _NoOwner:
-    """The owner of each row of one dimension, digit by digit."""
+class _RowOwners:
+    """The owner of each row of a gradient, digit by digit, along the first dimension whose rows are one example's each.
 
-    def __init__(self, grad: Tensor) -> None:
-        self.owners: Tensor | None = None
-        self.known: Tensor | None = None
-        self.clear = True
+    Such a row grows by one power of two, in its largest entry and in the sum of all; one that is not finite names nobody.
+    """
 
-    def add(self, dim: int, grad: Tensor, scaled: Tensor, base: int, digit: int) -> None:
-        if not self.clear:
-            return
-        one, two = (_by_row(g, dim) for g in (grad, scaled))
-        sizes, others = one.amax(1), two.amax(1)
-        silent = (sizes == 0) & (others == 0)
-        exponent = torch.log2(others / sizes)
+    def __init__(self, grad: Tensor, base: int) -> None:
+        self._grad, self._base = grad, base
+        self._dim: int | None = None
+        self._owners: Tensor | None = None
+
+    def add(self, scaled: Tensor, digit: int) -> None:
+        for dim in range(self._grad.dim()) if digit == 0 else () if self._dim is None else (self._dim,):
+            owners = self._digits(scaled, dim)
+            self._dim = None if owners is None else dim
+            if owners is not None:
+                add = torch.where(owners == NOBODY, 0, owners) * self._base**digit
+                self._owners = torch.where(owners == NOBODY, NOBODY, (self._owners if digit else 0) + add)
+                return
+
+    def _digits(self, scaled: Tensor, dim: int) -> Tensor | None:
+        """The power of two by which each row grew, as a digit; None if some row did not."""
+        (largest, total), (new_largest, new_total) = (_sizes(grad, dim) for grad in (self._grad, scaled))
+        exponent, of_total = torch.log2(new_largest / largest), torch.log2(new_total / total)
         shift = exponent.round()
-        owner = (shift + base // 2).nan_to_num(-1, -1, -1)
-        clear = ((exponent - shift).abs() < 0.01) & (owner >= 0) & (owner < base)
-        apart = (two - torch.ldexp(one, shift.nan_to_num(0, 0, 0)[:, None])).abs().amax(1)
-        clear &= apart <= 1e-3 * others
-        self.clear = bool((silent | clear).all())
-        value = torch.where(clear, owner, 0).long() * base**digit
-        self.owners = value if self.owners is None else self.owners + value
-        self.known = clear if self.known is None else self.known & clear
+        owner = shift + self._base // 2
+        clear = ((exponent - shift).abs() < 1e-3) & ((of_total - shift).abs() < 1e-3)
+        clear &= (owner >= 0) & (owner < self._base)
+        silent = (largest == 0) & (new_largest == 0)
+        if not bool((silent | clear).all()):
+            return None
+        return torch.where(clear, owner, NOBODY).long()
+
+    def layout(self, batch: int) -> Layout | None:
+        """A regular layout, or else an irregular one."""
+        if self._dim is None or self._owners is None or bool((self._owners >= batch).any()):
+            return None
+        fitting = regular(self._owners, self._dim, batch)
+        return fitting[0] if fitting else table(self._owners, self._dim, batch)
 
 
-def _by_row(grad: Tensor, dim: int) -> Tensor:
-    """[rows, all else] as sizes, in fp64 so that no exponent is lost; non-finite rows are clear for nobody."""
+def _sizes(grad: Tensor, dim: int) -> tuple[Tensor, Tensor]:
+    """For each row its largest entry and the sum of its entries' sizes, neither of which squares anything."""
     dense = grad.to_dense() if grad.is_sparse else grad
     rows = dense.movedim(dim, 0).flatten(1) if dense.dim() > 1 else dense[:, None]
-    rows = rows.abs().double()
-    return rows if rows.shape[1] else rows.new_zeros(len(rows), 1)
-
-
-def _layout(dims: list[_NoOwner], batch: int) -> Layout | None:
-    """A regular layout along any dimension, or else an irregular one."""
-    irregular: Layout | None = None
-    for dim, one in enumerate(dims):
-        if not one.clear or one.owners is None or one.known is None:
-            continue
-        owners = torch.where(one.known, one.owners, NOBODY)
-        if bool((owners >= batch).any()):
-            continue
-        fitting = regular(owners, dim, batch)
-        if fitting:
-            return fitting[0]
-        if irregular is None:
-            irregular = table(owners, dim, batch)
-    return irregular
+    if not rows.shape[1]:
+        return rows.new_zeros(len(rows), dtype=torch.float64), rows.new_zeros(len(rows), dtype=torch.float64)
+    sizes = wide(rows).abs()
+    return sizes.amax(1).double(), sizes.sum(1).double()
