@@ -178,9 +178,9 @@ class Gradients:
     def _found(self, inputs: Inputs) -> Mapping[str, Contribution]:
         """One forward and one backward pass: what the examples add to each parameter."""
         params = self.parameters()
+        self._analyst.test(inputs)  # before the model itself sees the batch: a refusal leaves it as it was
         losses = self._function(inputs)
         graph = read(losses, params)
-        self._analyst.test(inputs, losses)
         self._analyst.refuse_unmet(graph, inputs)
         with quiet(losses.device):
             settled = self._analyst.find(graph, losses, inputs)

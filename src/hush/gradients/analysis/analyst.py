@@ -90,13 +90,15 @@ class Analyst:
         """Rows on which independence was tested."""
         return self._tested_rows
 
-    def test(self, inputs: Inputs, losses: Tensor | None = None) -> None:
+    def test(self, inputs: Inputs) -> None:
         """Refuses a function whose examples mix: on the first batch, on a larger one, and in another mode."""
         mode = tuple(module.training for module in self._function.model.modules())
         if self._tested_rows >= min(3, inputs.rows) and mode == self._tested_mode:
             return
-        rows = next(_choices(inputs.rows, losses))
         with undisturbed(_device(inputs)):
+            with torch.no_grad():
+                losses = self._function.trial(inputs)
+            rows = next(_choices(inputs.rows, losses))
             self._note(independence.check(self._function, inputs, rows))
         self._tested_rows, self._tested_mode = min(3, inputs.rows), mode
 
@@ -324,12 +326,10 @@ def _sizes(inputs: Inputs) -> tuple[int, ...]:
     return tuple(size for _, tensor in inputs.tensors() for size in tensor.shape[1:])
 
 
-def _choices(batch: int, losses: Tensor | None) -> Iterator[Tensor]:
+def _choices(batch: int, losses: Tensor) -> Iterator[Tensor]:
     """Six rows for slices: from all over the batch, the last ones, and three drawn orders; finite ones first."""
-    rows = torch.arange(batch)
-    if losses is not None:
-        good = losses.detach().isfinite().cpu()
-        rows = torch.cat([rows[good], rows[~good]]) if int(good.sum()) < 6 else rows[good]
+    rows, good = torch.arange(batch), losses.detach().isfinite().cpu()
+    rows = torch.cat([rows[good], rows[~good]]) if int(good.sum()) < 6 else rows[good]
     count, generator = len(rows), torch.Generator().manual_seed(0)
     spread = rows[torch.linspace(0, count - 1, min(6, count)).round().long()]
     orders = [spread, rows.flip(0), *[rows[torch.randperm(count, generator=generator)] for _ in range(3)]]
