@@ -164,9 +164,10 @@ def looked_up(
 
 
 class _RowOwners:
-    """The owner of each row of a gradient, digit by digit, along the first dimension whose rows are one example's each.
+    """The owner of each row of a gradient, digit by digit, along the first dimension whose rows have one each.
 
-    Such a row grows by one power of two, in its largest entry and in the sum of all; one that is not finite names nobody.
+    Such a row grows by one power of two, in its largest entry and in the sum of all. One that is not finite names
+    nobody.
     """
 
     def __init__(self, grad: Tensor, base: int) -> None:
