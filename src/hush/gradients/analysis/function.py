@@ -90,22 +90,23 @@ def is_real(tensor: Tensor) -> bool:
 
 
 def check_losses(losses: Any, rows: int) -> Tensor:
-    """[rows], views averaged; refuses anything else in one line."""
+    """[rows], those of several views averaged; refuse anything but one loss for each row, or K for each row."""
     if not isinstance(losses, Tensor):
-        raise TypeError(f"losses_of must return a tensor with one loss for each example, got {type(losses).__name__}")
-    if losses.dim() == 0:
+        raise TypeError(f"losses_of must return a tensor with one loss for each row, got {type(losses).__name__}")
+    if losses.ndim == 0:
         raise ValueError(
-            "expected one loss for each example, got a scalar: use reduction='none'. A loss that is averaged or summed "
-            "over the batch cannot be clipped example by example"
+            "expected one loss for each example, got a scalar. A loss that is averaged or summed over the batch "
+            "cannot be clipped example by example: use reduction='none'. A term for the whole batch (a penalty on the "
+            "weights, say) belongs into the optimizer (weight_decay) or, per example, into each loss"
         )
     if not losses.is_floating_point():
-        raise TypeError(f"losses_of must return floating point losses, got {losses.dtype}")
-    if losses.dim() > 2 or losses.shape[0] != rows:
+        raise TypeError(f"losses must be floating point, got {losses.dtype}")
+    if losses.ndim > 2 or len(losses) != rows:
         raise ValueError(
-            f"expected losses of shape ({rows},), or ({rows}, K) for K views of each example, got "
-            f"{tuple(losses.shape)}: average tokens or pixels of an example first"
+            f"expected losses of shape ({rows},), one for each row of the batch, or ({rows}, K) for K views of each, "
+            f"got {tuple(losses.shape)}. Average tokens or pixels per example first"
         )
-    return losses.mean(1) if losses.dim() == 2 else losses
+    return losses.mean(1) if losses.ndim == 2 else losses
 
 
 def _seed(seed: int) -> None:
