@@ -21,11 +21,11 @@ import numpy as np
 import torch
 
 from hush.clipping.bounded_sum import BoundedSum, Group
-from hush.noise.float_safe import _release, add_discrete_noise, grid_deviations
+from hush.noise.float_safe import _release, add_float_safe_noise, grid_deviations
 from hush.noise.gaussian import add_noise
 from hush.randomness.chacha20 import fill_keystream
-from hush.randomness.discrete_gaussian import OnGrid, discrete_gaussian, rounded_gaussian
 from hush.randomness.gaussian_samples import RUN, Normals, fill_normals
+from hush.randomness.rounded_gaussian import OnGrid
 from hush.randomness.streams import Key
 
 SUBKEY = bytes(range(32))
@@ -88,7 +88,7 @@ def cpu_rows(sizes: list[int], repeats: int) -> dict[str, float]:
 
     if count < 2_000_000:
         rows["release, float-safe"] = seconds(
-            lambda: add_discrete_noise(
+            lambda: add_float_safe_noise(
                 total, noise_multiplier=0.7, normals=normals, scale=1 / 600, out=out
             ),
             "cpu", max(3, repeats // 5),
@@ -98,11 +98,11 @@ def cpu_rows(sizes: list[int], repeats: int) -> dict[str, float]:
 
 def same_integers() -> str:
     """Releases on a grid, with the GPU's integers and with the CPU's."""
-    from hush.kernels.noise import discrete
+    from hush.kernels.noise import rounded
 
     generator = torch.Generator().manual_seed(0)
-    for rounded, sigma, margin in itertools.product((True, False), (128.5, 3e4, 1.7e7, 2.0**36), (None, 1e-3)):
-        kind = discrete.Release if rounded else discrete.DiscreteRelease
+    for sigma, margin in itertools.product((128.5, 3e4, 1.7e7, 2.0**36), (None, 1e-3)):
+        kind = rounded.Release
         if margin is not None:  # nearly all that happens is settled in 128 bits
             kind = type("Wide", (kind,), {"_margin": margin})
         count = 4_000_003 if margin is None else 20_001
@@ -111,9 +111,9 @@ def same_integers() -> str:
         parts = [(total.cuda(), grid, torch.empty(len(total), device="cuda")) for total in totals]
         kind(parts, scale=0.3, subkey=SUBKEY, step=11).launch()
         copies = [(total, grid, torch.empty_like(total)) for total in totals]
-        _release(copies, 0.3, rounded_gaussian if rounded else discrete_gaussian, (SUBKEY, 11))
+        _release(copies, 0.3, SUBKEY, 11)
         for mine, theirs in zip(parts, copies, strict=True):
-            assert torch.equal(mine[2].cpu(), theirs[2]), f"integers differ: {rounded=}, {sigma=}, {margin=}"
+            assert torch.equal(mine[2].cpu(), theirs[2]), f"integers differ: {sigma=}, {margin=}"
     return "equal bit for bit, and so is what is released"
 
 
@@ -165,7 +165,7 @@ def gpu_checks() -> dict[str, Any]:
 
 
 def gpu_rows(sizes: list[int], repeats: int) -> dict[str, float]:
-    from hush.kernels.noise import discrete
+    from hush.kernels.noise import rounded
     from hush.kernels.noise.gaussian import Release
 
     sums, out = tensors_of(sizes, "cuda"), tensors_of(sizes, "cuda")
@@ -178,7 +178,7 @@ def gpu_rows(sizes: list[int], repeats: int) -> dict[str, float]:
         parts = list(zip(sums.values(), deviations, out.values(), strict=True))
         return kind(parts, scale=1 / 600, subkey=bytes(32), step=0)
 
-    prepared, on_grid = ready(Release, deviations), ready(discrete.Release, grids)
+    prepared, on_grid = ready(Release, deviations), ready(rounded.Release, grids)
 
     def written(release: Any, deviations: list, launch: Callable[[], None]) -> None:
         claim = normals.begin()

@@ -71,7 +71,8 @@ class Private:
         self._guard = Guard(model, public_buffers)
         self._parameters = self._guard.begin_lot()  # what cannot be trained is refused before anything is charged
         check_groups(plan.clip.at(0), self._parameters, noisy=plan.noise_at(0) > 0)
-        distance = distance_of_run(plan.steps + plan.reserve, self._parameters) if noise == "discrete" else 0.0
+        parameters = dict(model.named_parameters())
+        distance = distance_of_run(plan.steps + plan.reserve, parameters) if noise == "discrete" else 0.0
         self._course = Course(plan, open_account(plan, ledger, distance=distance), seed, distance=distance)
         self._releaser = Releaser(self._course.key, expected_size=plan.lots.expected_size, discrete=noise == "discrete")
         self._clip = plan.clip

@@ -1,7 +1,9 @@
 """Composition is an algebra, and accountants see only its value: order, grouping and splitting do not matter."""
 
+import json
 import math
 
+import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -9,14 +11,20 @@ from hypothesis import strategies as st
 from hush.accounting import (
     NOTHING,
     Allocated,
+    Composed,
+    DiscreteLaplace,
     Event,
     Gaussian,
     Laplace,
     PoissonSampled,
     PureDP,
     Shuffled,
+    compose,
+    from_dict,
     moments,
+    parts_of,
     renyi,
+    to_dict,
 )
 
 noises = st.sampled_from([0.8, 1.5, 4.0, 20.0])
@@ -58,3 +66,43 @@ def test_accountants_follow_the_algebra(accountant, a: Event, b: Event, m: int, 
 def test_divergences_add_up_with_their_counts(a: Event, b: Event, n: int, order: float) -> None:
     alone = n * renyi.divergence(a, order) + renyi.divergence(b, order)
     assert math.isclose(renyi.divergence(a * n + b, order), alone, rel_tol=1e-9, abs_tol=1e-300)
+
+
+G = Gaussian(4.0)
+
+
+@pytest.mark.parametrize("count", [-1, -99, 2.5, 2.0, np.float64(3), True, np.True_, "3", None, math.nan])
+def test_hazard_39_nothing_composed_is_a_refund(count: object) -> None:
+    """Wherever an event is made: 100 uses less 99 were once charged as one."""
+    for build in (
+        lambda: compose([(G, 100), (G, count)]),  # type: ignore[list-item]
+        lambda: Composed(((G, count),)),  # type: ignore[arg-type]
+        lambda: G * count,  # type: ignore[operator]
+        lambda: from_dict({"kind": "Composed", "parts": [[to_dict(G), 100], [to_dict(G), count]]}),
+        lambda: Composed(((G * 2, 1),)),
+        lambda: compose([("Gaussian", 1)]),  # type: ignore[list-item]
+        lambda: Allocated(count, G) if count is not True else Allocated(0, G),  # type: ignore[arg-type]
+    ):
+        with pytest.raises(ValueError, match=r"whole number|single events|expected an event"):
+            build()
+
+
+def test_numpys_numbers_are_pythons() -> None:
+    run = PoissonSampled(np.float64(0.25), Gaussian(np.float32(4.0))) * np.int64(7)
+    assert run == PoissonSampled(0.25, Gaussian(4.0)) * 7
+    assert from_dict(json.loads(json.dumps(to_dict(run)))) == run
+    assert Allocated(np.int32(5), G) == Allocated(5, G)
+    for wrong in (True, "4", None, 4j, [4.0], 1e-101, 1e101, math.inf):
+        with pytest.raises(ValueError, match="noise_multiplier"):
+            Gaussian(wrong)  # type: ignore[arg-type]
+
+
+def test_counts_and_fields_have_ranges() -> None:
+    assert parts_of(G * 10**15) == ((G, 10**15),)
+    with pytest.raises(ValueError, match=r"at most 10\^15"):
+        G * 10**15 + G
+    for wrong in ({"kind": "Gaussian"}, {"kind": "Gaussian", "noise_multiplier": 1.0, "count": 2}):
+        with pytest.raises(ValueError, match="Gaussian does not hold"):
+            from_dict(wrong)
+    with pytest.raises(ValueError, match="at most"):
+        DiscreteLaplace(1.0, 10**7)

@@ -8,7 +8,9 @@ from hush.accounting import pld
 from hush.accounting.events import Allocated, Gaussian, Grouped, Laplace, PoissonSampled, PureDP
 
 
-@pytest.mark.parametrize(("noise", "epsilon"), [(1.0, 0.5), (2.0, 0.2), (0.8, 2.0), (4.0, 0.05)])
+@pytest.mark.parametrize(
+    ("noise", "epsilon"), [(1.0, 0.5), (2.0, 0.2), (0.8, 2.0), (4.0, 0.05), (0.5, 2.0), (0.4, 1.0), (0.3, 5.0)]
+)
 def test_two_lots_are_the_integral(noise, epsilon):
     exact = float(two_lots_delta(noise, epsilon))
     bounds = pld.delta(Allocated(2, Gaussian(noise)), epsilon=epsilon)
@@ -16,17 +18,26 @@ def test_two_lots_are_the_integral(noise, epsilon):
     assert bounds.upper - bounds.lower <= 5e-3 * bounds.upper
 
 
-def test_simulated_epochs_lie_inside():
+@pytest.mark.parametrize(("lots", "noise", "epsilon"), [(10, 1.0, 1.0), (100, 0.5, 2.0), (30, 0.3, 8.0)])
+def test_simulated_epochs_lie_inside(lots, noise, epsilon):
     # Importance-free simulation of the remove direction: R is the mean of the lots' ratios under P.
     rng = np.random.default_rng(5)
-    lots, noise, epsilon = 10, 1.0, 1.0
-    z = rng.standard_normal((400_000, lots))
+    z = rng.standard_normal((4_000_000 // lots, lots))
     z[:, 0] += 1 / noise  # under P the record is in one lot; by symmetry the first
     ratio = np.exp(z / noise - 1 / (2 * noise**2)).mean(axis=1)
     samples = np.maximum(0.0, 1 - np.exp(epsilon) / ratio)
     bounds = pld.delta(Allocated(lots, Gaussian(noise)), epsilon=epsilon)
     spread = 4 * samples.std() / np.sqrt(len(samples))
     assert bounds.lower - spread <= samples.mean() <= bounds.upper + spread
+
+
+@pytest.mark.parametrize(("lots", "noise", "epochs"), [(100, 0.5, 2), (1000, 0.5, 5), (7, 0.2, 3), (100, 0.35, 1)])
+def test_little_noise_has_a_narrow_interval(lots, noise, epochs):
+    run = Allocated(lots, Gaussian(noise)) * epochs
+    found = pld.epsilon(run, delta=1e-5)
+    assert found.lower > 0 and found.upper - found.lower <= 0.01 * found.upper
+    at = pld.delta(run, epsilon=2.0)
+    assert at.lower > 0 and at.upper - at.lower <= 0.05 * at.upper
 
 
 def test_order_among_the_samplings():

@@ -1,6 +1,7 @@
 """The PLD accountant against closed forms, quadrature and exact counting."""
 
 import math
+import time
 
 import numpy as np
 import pytest
@@ -24,6 +25,7 @@ from hush.accounting.events import (
     PoissonSampled,
     PureDP,
     Shuffled,
+    WithoutReplacement,
     grouped,
 )
 
@@ -86,14 +88,18 @@ def test_one_rare_large_loss_is_the_integral(rate, noise, epsilon):
 @pytest.mark.parametrize("delta", [0.3, 1e-5, 1e-18])
 def test_at_rate_one_it_is_the_analytic_gaussian(noise, steps, delta):
     exact = gaussian_epsilon(noise, steps, delta)
-    for event in (
-        PoissonSampled(1.0, Gaussian(noise)) * steps,
-        Gaussian(noise) * steps,
-        Shuffled(7, Gaussian(noise)) * steps,
-    ):
+    for event in (PoissonSampled(1.0, Gaussian(noise)) * steps, Gaussian(noise) * steps):
         bounds = pld.epsilon(event, delta=delta)
         assert contains(bounds, exact)
         assert bounds.upper - bounds.lower <= 1e-6 * bounds.upper + 1e-9
+
+
+@pytest.mark.parametrize(("noise", "steps"), [(0.3, 2), (2.0, 30), (1000.0, 50)])
+def test_shuffled_lots_cost_at_most_one_participation_and_at_least_random_allocation(noise, steps):
+    exact = float(gaussian_epsilon(noise, steps, 1e-5))
+    bounds = pld.epsilon(Shuffled(7, Gaussian(noise)) * steps, delta=1e-5)
+    assert exact * (1 - 1e-12) <= bounds.upper <= exact * (1 + 1e-6) + 1e-9
+    assert bounds.lower == min(pld.epsilon(Allocated(7, Gaussian(noise)) * steps, delta=1e-5).lower, bounds.upper)
 
 
 def test_gaussians_through_the_grid_are_the_analytic_gaussian():
@@ -198,3 +204,25 @@ def test_epsilon_and_delta_answer_each_other():
 def test_bounds_hold_for_numpy_free_of_warnings():
     with np.errstate(all="raise", under="ignore"):
         assert pld.epsilon(PoissonSampled(0.01, Gaussian(0.3)) * 100, delta=1e-6).upper > 0
+
+
+CORNERS = [
+    (Allocated(10, Gaussian(0.001)) * 10**4, 1e-5),
+    (PoissonSampled(0.5, Gaussian(1e100)) * 10**15, 1e-300),
+    (PoissonSampled(0.5, Gaussian(1e-50)) * 3, 1e-5),
+    (Gaussian(1e-100), 1e-5),
+    (Laplace(1e-100) * 3, 1e-5),
+    (PoissonSampled(1e-12, Gaussian(0.05)) * 10**12, 1e-5),
+    (WithoutReplacement(100, 10**5, Gaussian(1.0)) * 10**5, 1e-6),
+    (PoissonSampled(0.01, Gaussian(0.05)) * 100, 0.5),
+    (Laplace(0.001) * 10, 1e-15),
+]
+
+
+@pytest.mark.parametrize(("event", "delta"), CORNERS, ids=repr)
+def test_no_corner_takes_long_or_ends_in_a_traceback(event, delta):
+    start = time.process_time()
+    found = pld.epsilon(event, delta=delta)
+    assert 0 <= found.lower <= found.upper < math.inf
+    assert pld.delta(event, epsilon=1.0).upper <= 1
+    assert time.process_time() - start < 20  # twice what one question may take

@@ -26,7 +26,7 @@ BASES = {
     "sampled laplace": curves.sampled(curves.of_mechanism(Laplace(0.5)), 0.2),
     "sampled response": curves.sampled(curves.of_mechanism(PureDP(2.0)), 0.01),
     "group": group(4, 0.1, 1.5),
-    "allocated": allocated(curves.of_mechanism(Gaussian(1.5)), 4, delta=1e-8)[0],
+    "allocated": allocated(Gaussian(1.5), 4, delta=1e-8),
 }
 
 
@@ -172,7 +172,7 @@ def test_a_window_that_is_too_short_is_paid_for():
 
 
 def test_both_directions_are_asked():
-    part = query.Part(BASES["sampled"], BASES["sampled"], 30)
+    part = query.Part(BASES["sampled"], 30)
     one = query.epsilon([part], 1e-5)
     other = query.epsilon([part.reversed()], 1e-5)
     assert one.lower <= other.upper
@@ -184,7 +184,7 @@ def test_both_directions_are_asked():
 
 @pytest.mark.parametrize("name", ["sampled", "group", "allocated"])
 def test_both_directions_are_asked_of_a_single_use(name):
-    part = query.Part(BASES[name], BASES[name], 1)
+    part = query.Part(BASES[name], 1)
     for epsilon in (0.05, 0.5):
         one, other = single.delta(part, epsilon), single.delta(part.reversed(), epsilon)
         assert one.lower == pytest.approx(other.lower, rel=1e-9)

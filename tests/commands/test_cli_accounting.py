@@ -47,6 +47,17 @@ def test_epsilon(capsys: pytest.CaptureFixture[str], accountant: str, low: float
     assert values == {"accountant": accountant, "sampling": "poisson", "valid": valid}
 
 
+@pytest.mark.parametrize("accountant", ["pld", "renyi", "moments", "strong"])
+def test_delta_is_the_other_question(capsys: pytest.CaptureFixture[str], accountant: str) -> None:
+    spent = answer(capsys, f"epsilon {GOLDEN} --accountant {accountant}")["epsilon"]
+    run = f"--rate 0.01 --noise 4 --steps 10000 --epsilon {spent} --accountant {accountant}"
+    values = answer(capsys, f"delta {run}")
+    assert values.pop("delta") == pytest.approx(1e-5, rel=6e-3)
+    assert 0 <= values.pop("lower") <= 1.001e-5  # type: ignore[operator]
+    assert values == {"accountant": accountant, "sampling": "poisson", "valid": True}
+    assert f") at epsilon {float(spent):g} ({accountant}, poisson)" in hush(capsys, f"delta {run}")[1]  # type: ignore[arg-type]
+
+
 def test_epsilon_says_in_words_when_it_is_no_bound(capsys: pytest.CaptureFixture[str]) -> None:
     _, out, _ = hush(capsys, f"epsilon {GOLDEN} --accountant strong-paper")
     assert "NOT a valid bound" in out
@@ -131,6 +142,16 @@ MISTAKES = {
     "epsilon --rate 0.1 --noise 4 --steps 10 --delta 1e-5 --sampling weighted": "sampling must be poisson",
     "epsilon --rate 0.013 --noise 4 --steps 10 --delta 1e-5 --sampling shuffled": "whole number of lots",
     "epsilon --rate 0 --noise 4 --steps 10 --delta 1e-5 --sampling allocated": "whole number of lots",
+    "epsilon --rate 0.1 --noise 1e-200 --steps 10 --delta 1e-5": "positive number",
+    "epsilon --rate 0.1 --noise 1e200 --steps 10 --delta 1e-5": "positive number",
+    "epsilon --rate 0.1 --noise 1e-4 --steps 10 --delta 1e-5": "noise must lie in [0.001, 1e+06]",
+    "epsilon --rate 0.1 --noise 4 --steps 1000000000001 --delta 1e-5": "steps must be at most 1e+12",
+    "epsilon --rate 0.1 --noise 4 --steps 1e400 --delta 1e-5": "--steps",
+    "delta --rate 0.1 --noise 4 --steps 10 --epsilon -1": "epsilon must be a number >= 0",
+    "delta --rate 0.1 --noise 4 --steps 10 --epsilon inf": "epsilon must be a number >= 0",
+    "delta --rate 0.1 --noise 4 --steps 10 --epsilon 1 --accountant strong-paper": "no delta from strong-paper",
+    "delta --rate 0.1 --noise 4 --steps 10": "--epsilon",
+    "compare --rate 1e-9 --noise 4 --delta 1e-5 --epochs 1000000": "at most 1e+08 lots",
     "noise --epsilon 0 --delta 1e-5 --rate 0.1 --steps 10": "epsilon must be a positive number",
     "noise --epsilon 2 --delta 1e-5 --rate 0.1 --steps 10 --accountant strong-paper": "not a valid bound",
     "steps --epsilon 2 --delta 2 --rate 0.1 --noise 4": "delta must lie in (0, 1)",

@@ -1,40 +1,52 @@
 """What was done to the data -> epsilon. Numbers only: numpy and scipy, no data, no randomness."""
 
-from hush.accounting import calibrate, moments, pld, renyi, strong
+from hush.accounting import calibrate, moments, pld, renyi, strong, theorem1
 from hush.accounting.accountants import ACCOUNTANTS, NOT_VALID, Accountant, delta, epsilon
 from hush.accounting.bounds import Bounds, Budget, rounded_up
 from hush.accounting.events import (
     ADJACENCY,
     NOTHING,
+    ZCDP,
     Allocated,
+    Approximate,
     Composed,
+    DiscreteGaussian,
+    DiscreteLaplace,
     Event,
     Gaussian,
     Grouped,
     Laplace,
     PoissonSampled,
     PureDP,
+    RandomisedResponse,
     Shuffled,
+    WithoutReplacement,
     compose,
     from_dict,
     grouped,
     parts_of,
     to_dict,
 )
+from hush.accounting.failures import truncated_poisson
 from hush.accounting.filters import BudgetExceeded, Filter, Odometer
 from hush.accounting.moments import MomentsAccountant
+from hush.accounting.tradeoff import true_positive_rate
 
 __all__ = [
     "ACCOUNTANTS",
     "ADJACENCY",
     "NOTHING",
     "NOT_VALID",
+    "ZCDP",
     "Accountant",
     "Allocated",
+    "Approximate",
     "Bounds",
     "Budget",
     "BudgetExceeded",
     "Composed",
+    "DiscreteGaussian",
+    "DiscreteLaplace",
     "Event",
     "Filter",
     "Gaussian",
@@ -44,7 +56,9 @@ __all__ = [
     "Odometer",
     "PoissonSampled",
     "PureDP",
+    "RandomisedResponse",
     "Shuffled",
+    "WithoutReplacement",
     "calibrate",
     "compose",
     "delta",
@@ -57,5 +71,8 @@ __all__ = [
     "renyi",
     "rounded_up",
     "strong",
+    "theorem1",
     "to_dict",
+    "true_positive_rate",
+    "truncated_poisson",
 ]

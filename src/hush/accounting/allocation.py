@@ -13,16 +13,14 @@ import numpy as np
 from scipy.special import gammaln
 
 from hush.accounting import likelihood_ratios as losses
-from hush.accounting.events import Gaussian, Laplace, PureDP
+from hush.accounting.events import Gaussian, Mechanism
 from hush.accounting.likelihood_ratios import Array
 
 HIGHEST_ORDER = 256
 _ROUND_OFF = 1e-12  # an allowance per order on ln of a moment, above what 256 x 40 log-sum-exps can lose
 
 
-def log_moment(
-    steps: int, base_log_moments: tuple[float, ...], mechanism: Gaussian | Laplace | PureDP, order: float
-) -> float:
+def log_moment(steps: int, base_log_moments: tuple[float, ...], mechanism: Mechanism, order: float) -> float:
     """An upper bound on ln max(E_Q[r^order], E_Q[r^(1 - order)]), both directions, for a real order in [1, 256].
 
     `base_log_moments` are the one-lot mechanism's at the whole orders. The logarithm of a moment is convex in its
@@ -34,7 +32,7 @@ def log_moment(
 
 
 @lru_cache(maxsize=64)
-def _table(steps: int, base_log_moments: tuple[float, ...], mechanism: Gaussian | Laplace | PureDP) -> Array:
+def _table(steps: int, base_log_moments: tuple[float, ...], mechanism: Mechanism) -> Array:
     """Bounds at the whole orders 0..HIGHEST_ORDER (entries 0 and 1 are exactly 0)."""
     table = np.maximum(_with_record(steps, base_log_moments), _without_record(steps, base_log_moments, mechanism))
     table += _ROUND_OFF * np.arange(HIGHEST_ORDER + 1)
@@ -72,7 +70,7 @@ def _multiply(a: Array, b: Array) -> Array:
         return (peak + np.log(np.exp(terms - peak).sum(axis=1, keepdims=True)))[:, 0]
 
 
-def _without_record(steps: int, base_log_moments: tuple[float, ...], mechanism: Gaussian | Laplace | PureDP) -> Array:
+def _without_record(steps: int, base_log_moments: tuple[float, ...], mechanism: Mechanism) -> Array:
     """Upper bounds on ln E_Q[r^(1-n)], the other direction, for n = 0..HIGHEST_ORDER.
 
     r^-s = 1/Gamma(s) int_0^inf y^(s-1) e^(-y r) dy, and E_Q[e^(-y r)] = M(y/t)^t with the one-lot transform
@@ -97,7 +95,7 @@ def _without_record(steps: int, base_log_moments: tuple[float, ...], mechanism: 
     return bounds
 
 
-def _one_lot_nodes(mechanism: Gaussian | Laplace | PureDP) -> tuple[Array, Array] | None:
+def _one_lot_nodes(mechanism: Mechanism) -> tuple[Array, Array] | None:
     """(weights of Q, ln r_1) for M(v): fine and far enough that M keeps its relative precision down to 1e-280."""
     if isinstance(mechanism, Gaussian):
         noise = mechanism.noise_multiplier

@@ -2,38 +2,61 @@
 
 Adjacency is the same for every event: one record is replaced by a null record that contributes nothing
 ("zero-out": the add/remove of the literature with the number of records public). Sensitivities are therefore
-those of one contribution (C, not 2C).
+those of one contribution (C, not 2C). Where an event says only what a mechanism satisfies (PureDP, ZCDP,
+Approximate), it stands for the worst mechanism that does.
 """
 
-import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, fields
-from typing import Any, ClassVar
+from typing import Any
 
-ADJACENCY = "zero-out"
+from hush.accounting.composition import (
+    ADJACENCY,
+    NOTHING,
+    Composed,
+    Event,
+    Mechanism,
+    check_number,
+    check_whole,
+    compose,
+    parts_of,
+)
 
+__all__ = [
+    "ADJACENCY",
+    "NOTHING",
+    "ZCDP",
+    "Allocated",
+    "Approximate",
+    "Composed",
+    "DiscreteGaussian",
+    "DiscreteLaplace",
+    "Event",
+    "Gaussian",
+    "Grouped",
+    "Laplace",
+    "Mechanism",
+    "PoissonSampled",
+    "PureDP",
+    "RandomisedResponse",
+    "Shuffled",
+    "WithoutReplacement",
+    "compose",
+    "from_dict",
+    "grouped",
+    "parts_of",
+    "to_dict",
+]
 
-class Event:
-    """One mechanism applied to the data. `event * n` repeats it, `a + b` composes."""
-
-    adjacency: ClassVar[str] = ADJACENCY
-
-    def __mul__(self, count: int) -> "Event":
-        if not isinstance(count, int) or isinstance(count, bool) or count < 0:
-            raise ValueError(f"an event is repeated a whole number of times >= 0, got {count!r}")
-        return compose([(self, count)])
-
-    __rmul__ = __mul__
-
-    def __add__(self, other: "Event") -> "Event":
-        if not isinstance(other, Event):
-            return NotImplemented
-        return compose([(self, 1), (other, 1)])
+LEAST_NOISE, MOST_NOISE = 1e-100, 1e100  # beyond, squares leave the range of a float
+MOST_OUTCOMES = 10**6
 
 
 @dataclass(frozen=True)
-class Gaussian(Event):
+class Gaussian(Mechanism):
     """Gaussian noise with standard deviation noise_multiplier times the L2 sensitivity.
+
+    mu-Gaussian differential privacy is Gaussian(1 / mu).
 
     >>> Gaussian(4.0) * 3
     Composed(parts=((Gaussian(noise_multiplier=4.0), 3),))
@@ -42,28 +65,80 @@ class Gaussian(Event):
     noise_multiplier: float
 
     def __post_init__(self) -> None:
-        _positive("noise_multiplier", self.noise_multiplier)
+        check_number(self, "noise_multiplier", LEAST_NOISE, MOST_NOISE)
 
 
 @dataclass(frozen=True)
-class Laplace(Event):
+class Laplace(Mechanism):
     """Laplace noise with scale noise_multiplier times the L1 sensitivity."""
 
     noise_multiplier: float
 
     def __post_init__(self) -> None:
-        _positive("noise_multiplier", self.noise_multiplier)
+        check_number(self, "noise_multiplier", LEAST_NOISE, MOST_NOISE)
 
 
 @dataclass(frozen=True)
-class PureDP(Event):
+class PureDP(Mechanism):
     """Any mechanism of which only epsilon-differential privacy is known."""
 
     epsilon: float
 
     def __post_init__(self) -> None:
-        if not (self.epsilon >= 0 and math.isfinite(self.epsilon)):
-            raise ValueError(f"epsilon must be a number >= 0, got {self.epsilon!r}")
+        check_number(self, "epsilon", 0.0, MOST_NOISE)
+
+
+@dataclass(frozen=True)
+class RandomisedResponse(Mechanism):
+    """One of `options` answers, the true one e^epsilon times as likely as each of the others."""
+
+    options: int
+    epsilon: float
+
+    def __post_init__(self) -> None:
+        check_whole(self, "options", least=2)
+        check_number(self, "epsilon", 0.0, MOST_NOISE)
+
+
+@dataclass(frozen=True)
+class DiscreteLaplace(Mechanism):
+    """Whole numbers with noise z of probability proportional to e^(-|z| / scale); L1 sensitivity a whole number.
+
+    Also for a vector: log-concave noise is worst where all of the change is in one coordinate, because along a line the
+    same threshold tests are best between any two points of it.
+    """
+
+    scale: float
+    sensitivity: int = 1
+
+    def __post_init__(self) -> None:
+        check_number(self, "scale", LEAST_NOISE, MOST_NOISE)
+        check_whole(self, "sensitivity", most=MOST_OUTCOMES)
+
+
+@dataclass(frozen=True)
+class DiscreteGaussian(Mechanism):
+    """One whole number with noise z of probability proportional to e^(-z^2 / (2 scale^2)).
+
+    For a vector of L2 sensitivity s it is `ZCDP(s**2 / (2 * scale**2))` (Canonne, Kamath, Steinke 2020, Theorem 14).
+    """
+
+    scale: float
+    sensitivity: int = 1
+
+    def __post_init__(self) -> None:
+        check_number(self, "scale", 1e-3, 1e4)  # a larger one is as good as Gaussian, and has too many outcomes
+        check_whole(self, "sensitivity", most=MOST_OUTCOMES)
+
+
+@dataclass(frozen=True)
+class ZCDP(Event):
+    """Any mechanism of which only rho-zero-concentrated differential privacy is known (Bun and Steinke 2016)."""
+
+    rho: float
+
+    def __post_init__(self) -> None:
+        check_number(self, "rho", 0.0, MOST_NOISE)
 
 
 @dataclass(frozen=True)
@@ -71,12 +146,28 @@ class PoissonSampled(Event):
     """The event on a random subset that every record enters independently with probability rate."""
 
     rate: float
-    event: Event
+    event: Mechanism
 
     def __post_init__(self) -> None:
-        if not 0 <= self.rate <= 1:
-            raise ValueError(f"rate must lie in [0, 1], got {self.rate!r}")
-        _single("PoissonSampled", self.event)
+        check_number(self, "rate", 0.0, 1.0)
+        _one_mechanism(self)
+
+
+@dataclass(frozen=True)
+class WithoutReplacement(Event):
+    """The event on lot_size of all the records, every such lot being equally likely."""
+
+    lot_size: int
+    examples: int
+    event: Gaussian
+
+    def __post_init__(self) -> None:
+        check_whole(self, "lot_size")
+        check_whole(self, "examples")
+        if self.lot_size > self.examples:
+            raise ValueError(f"lot_size must be at most examples, got {self.lot_size} of {self.examples}")
+        if not isinstance(self.event, Gaussian):
+            raise ValueError(f"WithoutReplacement holds one Gaussian mechanism, got {type(self.event).__name__}")
 
 
 @dataclass(frozen=True)
@@ -84,27 +175,27 @@ class Allocated(Event):
     """One whole epoch of lots: every record independently joins one of steps_per_epoch lots, uniformly."""
 
     steps_per_epoch: int
-    event: Event
+    event: Mechanism
 
     def __post_init__(self) -> None:
-        _whole("steps_per_epoch", self.steps_per_epoch)
-        _single("Allocated", self.event)
+        check_whole(self, "steps_per_epoch")
+        _one_mechanism(self)
 
 
 @dataclass(frozen=True)
 class Shuffled(Event):
     """One epoch, whole or begun, of a random permutation cut into lots of fixed size.
 
-    Under zero-out a record takes part in exactly one lot of the epoch, so the epoch costs what the event costs
+    Under zero-out a record takes part in exactly one lot of the epoch, so the epoch costs at most what the event costs
     once. No amplification by the shuffle is claimed.
     """
 
     steps_per_epoch: int
-    event: Event
+    event: Mechanism
 
     def __post_init__(self) -> None:
-        _whole("steps_per_epoch", self.steps_per_epoch)
-        _single("Shuffled", self.event)
+        check_whole(self, "steps_per_epoch")
+        _one_mechanism(self)
 
 
 @dataclass(frozen=True)
@@ -115,34 +206,44 @@ class Grouped(Event):
     event: Event
 
     def __post_init__(self) -> None:
-        _whole("size", self.size)
-        if isinstance(self.event, Grouped | Composed):
+        check_whole(self, "size")
+        if not isinstance(self.event, Event) or isinstance(self.event, Grouped | Composed | Approximate):
             raise ValueError(f"Grouped holds one mechanism, got {type(self.event).__name__}; use events.grouped(...)")
 
 
 @dataclass(frozen=True)
-class Composed(Event):
-    """Several events after one another, as (event, count) pairs; built by `+` and `*`, in normal form."""
+class Approximate(Event):
+    """The event, but for outcomes of probability at most delta, in which anything may be revealed.
 
-    parts: tuple[tuple[Event, int], ...] = ()
+    An (epsilon, delta) black box is Approximate(delta, PureDP(epsilon)): no other is worse (Kairouz, Oh, Viswanath
+    2015, Theorem 3.2). With a ZCDP event it is delta-approximate zCDP, with a moment bound the paper's (unpublished)
+    approximate moments.
+    """
 
+    delta: float
+    event: Event
 
-NOTHING = Composed()
-
-
-def compose(pairs: Iterable[tuple[Event, int]]) -> Event:
-    """Put (event, count) pairs in normal form: flat, equal events counted together, zero counts dropped."""
-    counts: dict[Event, int] = {}
-    for event, count in pairs:
-        inner = event.parts if isinstance(event, Composed) else ((event, 1),)
-        for part, n in inner:
-            counts[part] = counts.get(part, 0) + n * count
-    return Composed(tuple(sorted(((e, n) for e, n in counts.items() if n), key=repr)))
+    def __post_init__(self) -> None:
+        check_number(self, "delta", 0.0, 1.0)
+        if not isinstance(self.event, Event) or isinstance(self.event, Approximate):
+            raise ValueError(f"Approximate holds an event that is exact, got {type(self.event).__name__}")
 
 
-def parts_of(event: Event) -> tuple[tuple[Event, int], ...]:
-    """The event as (mechanism, count) pairs: the one place where composition is taken apart."""
-    return event.parts if isinstance(event, Composed) else ((event, 1),)
+KINDS = (
+    Gaussian,
+    Laplace,
+    PureDP,
+    RandomisedResponse,
+    DiscreteLaplace,
+    DiscreteGaussian,
+    ZCDP,
+    PoissonSampled,
+    WithoutReplacement,
+    Allocated,
+    Shuffled,
+    Grouped,
+    Approximate,
+)
 
 
 def grouped(event: Event, size: int) -> Event:
@@ -168,27 +269,21 @@ def from_dict(values: Mapping[str, Any]) -> Event:
     >>> from_dict(to_dict(PoissonSampled(0.01, Gaussian(4.0)) * 10)) == PoissonSampled(0.01, Gaussian(4.0)) * 10
     True
     """
-    kinds: dict[str, Any] = {
-        kind.__name__: kind for kind in (Gaussian, Laplace, PureDP, PoissonSampled, Allocated, Shuffled, Grouped)
-    }
+    kinds: dict[str, Any] = {kind.__name__: kind for kind in KINDS}
     name = values.get("kind")
     if name == "Composed":
         return compose((from_dict(part), count) for part, count in values["parts"])
     if name not in kinds:
         raise ValueError(f"expected one of {', '.join(kinds)}, Composed; got {name!r}")
-    return kinds[name](**{k: from_dict(v) if isinstance(v, Mapping) else v for k, v in values.items() if k != "kind"})
+    held = {k: from_dict(v) if isinstance(v, Mapping) else v for k, v in values.items() if k != "kind"}
+    unknown = held.keys() ^ {f.name for f in fields(kinds[name])}
+    if unknown:
+        raise ValueError(f"{name} does not hold exactly these: {', '.join(sorted(map(str, unknown)))}")
+    return kinds[name](**held)
 
 
-def _positive(name: str, value: float) -> None:
-    if not (value > 0 and math.isfinite(value)):
-        raise ValueError(f"{name} must be a positive number, got {value!r}")
-
-
-def _whole(name: str, value: int) -> None:
-    if not isinstance(value, int) or isinstance(value, bool) or value < 1:
-        raise ValueError(f"{name} must be a whole number >= 1, got {value!r}")
-
-
-def _single(outer: str, event: Event) -> None:
-    if not isinstance(event, Gaussian | Laplace | PureDP):
-        raise ValueError(f"{outer} holds one Gaussian, Laplace or PureDP mechanism, got {type(event).__name__}")
+def _one_mechanism(event: Any) -> None:
+    if not isinstance(event.event, Mechanism):
+        raise ValueError(
+            f"{type(event).__name__} holds one mechanism, such as Gaussian, got {type(event.event).__name__}"
+        )

@@ -10,6 +10,13 @@ that starts at 1, however the choices depend on what was released (Feldman and Z
 Lecuyer 2021). A weighted mean M of the M_a over a fixed grid of orders is one as well. "Some order is still under its
 cap", decided after seeing outputs, picks the order by the data and is not covered by the theorem for a fixed order;
 the mean over the grid is.
+
+Several accounts may be open at the same time, their lots in any order: interactive mechanisms compose concurrently as
+if one after the other (Vadhan and Zhang 2023, Lyu 2022; with adaptive parameters and filters Haney, Shoaib, Jiang,
+Smart 2023). For the mean over orders and whole units: once unit i is charged, V_i = sup over the analyst's
+continuations of E[exp((a - 1) L_i) | transcript] is a supermartingale under any queries to the others, starts at most
+at exp((a - 1) times its charge) and is never below exp((a - 1) L_i). The product over the units is then one too, and
+so is the mean of the products over orders: M above, with what is begun charged whole.
 """
 
 import math
@@ -28,6 +35,29 @@ from hush.accounting.reductions import require_delta
 ORDERS = tuple(1 + 2.0**k for k in range(-5, 11))
 
 
+def orders_for(budget: Budget) -> tuple[float, ...]:
+    """A filter's orders for this budget: the best one for a nearly normal loss, an octave below it, then `ORDERS`.
+
+    Rare large losses make the best order smaller, by less than a half in what was tried.
+    """
+    beta = np.geomspace(1e-2, 1e6, 2001)
+    order = 1 + beta
+    # The rho of zCDP that reaches the budget at each order: the best order is the one that lets through the most.
+    rho = (budget.epsilon - np.log(beta / order) + (math.log(budget.delta) + np.log(order)) / beta) / order
+    best = float(beta[int(np.argmax(rho))])
+    return (*(1 + best * 2 ** (-0.15 * k) for k in range(8)), *ORDERS)
+
+
+def _half_on_the_first(beta: Array) -> Array:
+    return np.array([1.0, *(1 / len(beta[1:]) for _ in beta[1:])])
+
+
+def _most_near_nine(beta: Array) -> Array:
+    """Orders near 9 are what losses of about 1 to 10 use; never little on any."""
+    weights: Array = 1 / (1 + np.log2(beta / 8) ** 2)
+    return weights
+
+
 class BudgetExceeded(Exception):
     """The event would pass the filter's cap; nothing was charged and the event must not be carried out."""
 
@@ -35,15 +65,14 @@ class BudgetExceeded(Exception):
 class _Spending:
     """Sums of Renyi divergences at the orders of a fixed grid; abstract."""
 
-    def __init__(self, orders: Sequence[float]) -> None:
+    def __init__(self, orders: Sequence[float], weights: Callable[[Array], Array]) -> None:
         if not orders or any(not (order > 1 and math.isfinite(order)) for order in orders):
             raise ValueError(f"orders must be finite numbers > 1, got {orders!r}")
         self._orders = tuple(float(order) for order in orders)
         self._total = np.zeros(len(self._orders))
-        # Weights of the mean: most on orders near 9, which budgets of epsilon about 1 to 10 use, never little on any.
-        beta = np.array(self._orders) - 1
-        weights = 1 / (1 + np.log2(beta / 8) ** 2)
-        self._beta, self._log_weights = beta, np.log(weights / weights.sum())
+        self._beta = np.array(self._orders) - 1
+        shares = weights(self._beta)
+        self._log_weights = np.log(shares / shares.sum())
 
     @property
     def orders(self) -> tuple[float, ...]:
@@ -78,7 +107,8 @@ class Filter(_Spending):
     most delta E[M] <= delta, because M is a nonnegative supermartingale stopped at a stopping time, and that is
     (epsilon, delta)-privacy. With one order this is the Renyi filter of Feldman and Zrnic 2021, Theorem 4.3, with the
     conversion of Canonne, Kamath, Steinke 2020; a grid pays for its breadth, ln(1 / weight) / (order - 1) in epsilon
-    at most, so a run with a plan in mind does best with `orders=[renyi.best_order(plan, delta=...)]`.
+    at most. Half of the weight is on the first order, by default the one that is best where the loss is nearly normal
+    and the budget just used up. A run with a plan in mind does best with `orders=[renyi.best_order(plan, delta=...)]`.
 
     >>> from hush.accounting.events import Gaussian
     >>> cap = Filter(Budget(epsilon=1.0, delta=1e-5))
@@ -86,8 +116,8 @@ class Filter(_Spending):
     False
     """
 
-    def __init__(self, budget: Budget, orders: Sequence[float] = ORDERS) -> None:
-        super().__init__(orders)
+    def __init__(self, budget: Budget, orders: Sequence[float] | None = None) -> None:
+        super().__init__(orders_for(budget) if orders is None else orders, _half_on_the_first)
         self.budget = budget
 
     def affords(self, event: Event) -> bool:
@@ -103,14 +133,6 @@ class Filter(_Spending):
                 f"{self.epsilon():.4g} is spent: stop here, or charge less"
             )
         self._total = total
-
-    def refund(self, event: Event) -> None:
-        """Give back the cost of an event that was charged and never carried out."""
-        cost = np.array(renyi.divergences(event, self.orders))
-        left = self._total - cost
-        if (left < -1e-9 * (1 + cost)).any():
-            raise ValueError(f"cannot refund {event}: it costs more than was charged")
-        self._total = np.maximum(left, 0.0) + 1e-12 * self._total
 
     def epsilon(self) -> float:
         """The smallest cap, at the budget's delta, that would have let through what was charged so far (to 1e-6)."""
@@ -141,7 +163,7 @@ class Filter(_Spending):
             log_mean, slope = self._log_mean(epsilon + u, total)
             return math.log(-math.expm1(-u)) - log_mean, 1 / math.expm1(u) - slope
 
-        low, high = 1e-12, 700.0
+        low, high = 1e-12 / max(1.0, float(self._beta.max()) / 1e10), 700.0
         while high / low > 1 + 1e-7:
             middle = math.sqrt(low * high)
             low, high = (middle, high) if value(middle)[1] > 0 else (low, middle)
@@ -167,7 +189,7 @@ class Odometer(_Spending):
 
     def __init__(self, *, delta: float, orders: Sequence[float] = ORDERS) -> None:
         require_delta(delta)
-        super().__init__(orders)
+        super().__init__(orders, _most_near_nine)
         self.delta = delta
 
     def charge(self, event: Event) -> None:

@@ -11,7 +11,16 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from hush.accounting.events import Gaussian, Laplace, PureDP
+from hush.accounting.events import (
+    DiscreteGaussian,
+    DiscreteLaplace,
+    Gaussian,
+    Laplace,
+    Mechanism,
+    PureDP,
+    RandomisedResponse,
+)
+from hush.accounting.finite import outcomes
 
 Array = NDArray[np.float64]
 
@@ -73,17 +82,22 @@ def gaussian_mixture(probabilities: Array, noise: float, power: float) -> Ratios
     return Ratios(excess, np.where(np.abs(excess) < 0.5, near, far), log_weight)
 
 
-def of_mechanism(mechanism: Gaussian | Laplace | PureDP, power: float) -> Ratios | None:
+def of_mechanism(mechanism: Mechanism, power: float) -> Ratios | None:
     """Ratios of a mechanism seen by every record, nodes placed for `power`; None if that takes too many nodes."""
     match mechanism:
         case Gaussian(noise):
             return gaussian_mixture(np.array([0.0, 1.0]), noise, power)
-        case PureDP(epsilon):
-            # Randomised response dominates every epsilon-differentially private mechanism.
-            log_weight = np.array([-epsilon, 0.0]) - np.logaddexp(0.0, -epsilon)
-            return _from_logs(np.array([epsilon, -epsilon]), log_weight)
         case Laplace(noise):
             return _laplace(noise, power)
+        case PureDP() | RandomisedResponse() | DiscreteLaplace() | DiscreteGaussian():
+            found = outcomes(mechanism)
+            if isinstance(mechanism, DiscreteGaussian):
+                # Its outcomes end at 38 deviations; a power's weight lies around power * sensitivity.
+                reach = 38 * mechanism.scale - TAIL * mechanism.scale
+                if (abs(power) + 1) * mechanism.sensitivity > reach:
+                    return None
+            return _from_logs(found.losses, found.log_q)
+    raise ValueError(f"no likelihood ratios are known for {type(mechanism).__name__}")
 
 
 def _laplace(noise: float, power: float) -> Ratios | None:

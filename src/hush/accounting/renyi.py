@@ -16,14 +16,28 @@ from scipy.special import gammaln
 from hush.accounting import allocation
 from hush.accounting import likelihood_ratios as losses
 from hush.accounting.bounds import Bounds
-from hush.accounting.events import Allocated, Event, Gaussian, Grouped, Laplace, PoissonSampled, PureDP, parts_of
-from hush.accounting.reductions import Mechanism, coarse, pure_epsilon, refuse, require_delta, require_epsilon
+from hush.accounting.events import (
+    ZCDP,
+    Allocated,
+    DiscreteGaussian,
+    Event,
+    Gaussian,
+    Grouped,
+    Laplace,
+    Mechanism,
+    PoissonSampled,
+    WithoutReplacement,
+    parts_of,
+)
+from hush.accounting.failures import answers_delta, answers_epsilon
+from hush.accounting.reductions import coarse, pure_total, refuse, require_delta
 
 # The optimiser walks ln(order - 1) over this range; beyond it nothing is gained for any delta >= 1e-300.
 _LOWEST, _HIGHEST = math.log(1e-8), math.log(1e10)
 _ROUND_UP = 1e-10  # quadrature and round-off err by less than 1e-11 of a log moment; tests compare with mpmath
 
 
+@answers_epsilon
 def epsilon(event: Event, *, delta: float) -> Bounds:
     """An upper bound on epsilon at this delta; the lower bound is 0, nothing better is claimed.
 
@@ -31,15 +45,14 @@ def epsilon(event: Event, *, delta: float) -> Bounds:
     >>> round(epsilon(PoissonSampled(0.01, Gaussian(4.0)) * 10_000, delta=1e-5).upper, 4)
     1.0354
     """
-    require_delta(delta)
     found = _least(lambda order: epsilon_at(order, divergence(event, order), delta=delta))
-    return Bounds(0.0, min(max(found, 0.0), _pure_total(event)))
+    return Bounds(0.0, min(max(found, 0.0), pure_total(event)))
 
 
+@answers_delta
 def delta(event: Event, *, epsilon: float) -> Bounds:
     """An upper bound on delta at this epsilon; at most 1."""
-    require_epsilon(epsilon)
-    if _pure_total(event) <= epsilon:
+    if pure_total(event) <= epsilon:
         return Bounds(0.0, 0.0)
     found = _least(lambda order: log_delta_at(order, divergence(event, order), epsilon=epsilon))
     return Bounds(0.0, min(1.0, max(math.exp(min(found, 0.0)), math.ulp(0.0))))
@@ -89,7 +102,11 @@ def log_delta_at(order: float, divergence: float, *, epsilon: float) -> float:
 def _log_moment(event: Event, order: float) -> float:
     """ln of the larger of E_Q[(P/Q)^order] and E_P[(Q/P)^order] for one application of a mechanism."""
     match event:
-        case Allocated(steps, Gaussian() | Laplace() | PureDP() as inner) if steps > 1:
+        case ZCDP(rho):
+            return order * (order - 1) * rho
+        case WithoutReplacement(lot_size, examples, inner):
+            return _mixed(lot_size / examples, _of_simple(inner, order))
+        case Allocated(steps, inner) if steps > 1:
             unamplified = _of_simple(inner, order)
             if order > allocation.HIGHEST_ORDER:
                 return unamplified
@@ -104,20 +121,30 @@ def _of_simple(event: Mechanism | PoissonSampled, order: float) -> float:
     match event:
         case Gaussian(noise):
             return order * (order - 1) / (2 * noise * noise)
-        case PureDP(epsilon):
-            return _log1p_exp(_of_randomised_response(epsilon, order))
         case Laplace(noise):
             return _of_laplace(noise, order)
-        case PoissonSampled(rate, Gaussian() | Laplace() | PureDP() as inner):
+        case PoissonSampled(rate, inner):
             if rate == 0:
                 return 0.0
             if rate == 1:
                 return _of_simple(inner, order)
             base = losses.of_mechanism(inner, order)
-            if base is None:  # (1 - q + q r)^order <= 1 - q + q r^order: coarse, and cheap at any order
-                return float(np.logaddexp(math.log1p(-rate), math.log(rate) + _of_simple(inner, order)))
+            if base is None:
+                return _mixed(rate, _of_simple(inner, order))
             return _log1p_exp(losses.sampled(base, rate).log_moment_excess(order))
+    ratios = losses.of_mechanism(event, order)
+    if ratios is not None:
+        return _log1p_exp(ratios.log_moment_excess(order))
+    if isinstance(event, DiscreteGaussian):  # Canonne, Kamath, Steinke 2020, Theorem 4
+        return order * (order - 1) * (event.sensitivity / event.scale) ** 2 / 2
     raise refuse(event)
+
+
+def _mixed(rate: float, log_moment: float) -> float:
+    """(1 - q + q r)^order <= 1 - q + q r^order, and the same for any lots: coarse, and cheap at any order."""
+    if rate >= 1:
+        return log_moment
+    return float(np.logaddexp(math.log1p(-rate), math.log(rate) + log_moment))
 
 
 @lru_cache(maxsize=4096)
@@ -146,23 +173,9 @@ def _exp_gap(x: float) -> float:
     return math.fsum(x**k / math.factorial(k) for k in range(2, 14))
 
 
-def _of_randomised_response(epsilon: float, order: float) -> float:
-    """ln(moment - 1), moment - 1 = (e^(a eps) - 1)(1 - e^((1 - a) eps)) / (1 + e^eps)."""
-    if epsilon == 0:
-        return -math.inf
-    grown = order * epsilon
-    log_grown = grown + math.log(-math.expm1(-grown))
-    return log_grown + math.log(-math.expm1((1 - order) * epsilon)) - epsilon - math.log1p(math.exp(-epsilon))
-
-
 @lru_cache(maxsize=256)
 def _whole_moments(mechanism: Mechanism) -> tuple[float, ...]:
     return (0.0, 0.0, *(_of_simple(mechanism, float(n)) for n in range(2, allocation.HIGHEST_ORDER + 1)))
-
-
-def _pure_total(event: Event) -> float:
-    """Basic composition of what is known with delta = 0: the limit of infinite order."""
-    return math.fsum(count * pure_epsilon(part) for part, count in parts_of(event)) * (1 + 1e-12)
 
 
 def _log1p_exp(log_excess: float) -> float:

@@ -12,11 +12,13 @@ from scipy.special import log_ndtr
 
 from hush.accounting.bounds import Bounds
 from hush.accounting.events import Event, Gaussian, PoissonSampled, parts_of
-from hush.accounting.reductions import coarse, pure_epsilon, require_delta, require_epsilon
+from hush.accounting.failures import answers_delta, answers_epsilon
+from hush.accounting.reductions import coarse, pure_epsilon, pure_total, refuse, require_delta
 
 PAPER_SHARE = 0.48  # T q d0 = 0.48 delta: the split of delta that gives both of the paper's printed digits
 
 
+@answers_epsilon
 def epsilon(event: Event, *, delta: float) -> Bounds:
     """Strong composition with valid steps (or naive composition where that is smaller); the lower bound is 0.
 
@@ -25,26 +27,25 @@ def epsilon(event: Event, *, delta: float) -> Bounds:
     Dwork, Rothblum, Vadhan 2010 in the paper's form; sum eps_i^2 is at least the sum eps_i tanh(eps_i / 2) of Kairouz,
     Oh, Viswanath 2015, Theorem 3.5, so the form is valid for every eps_i.
     """
-    require_delta(delta)
     return Bounds(0.0, _least_over_split(event, delta))
 
 
+@answers_epsilon
 def naive_epsilon(event: Event, *, delta: float) -> Bounds:
     """Basic composition: the epsilons and the deltas add up."""
-    require_delta(delta)
     return Bounds(0.0, _steps_epsilon(event, delta, delta, strong=False))
 
 
+@answers_delta
 def delta(event: Event, *, epsilon: float) -> Bounds:
     """The smallest delta (to 1e-6, rounded up) at which strong composition gives this epsilon; 1 if none does."""
-    require_epsilon(epsilon)
 
     def within(log_delta: float) -> bool:
         return _least_over_split(event, math.exp(log_delta)) <= epsilon
 
     low, high = math.log(1e-300), math.log1p(-1e-12)
     if within(low):
-        return Bounds(0.0, 1e-300 if epsilon < _pure_total(event) else 0.0)
+        return Bounds(0.0, 1e-300 if epsilon < pure_total(event) else 0.0)
     if not within(high):
         return Bounds(0.0, 1.0)
     while high - low > 1e-6:
@@ -96,14 +97,12 @@ def _steps_epsilon(event: Event, steps_delta: float, rest: float, *, strong: boo
     """Compose all steps, their deltas together steps_delta; strong composition spends `rest` besides."""
     simple = [(coarse(part), count) for part, count in parts_of(event)]
     noisy = sum(count for part, count in simple if not math.isfinite(pure_epsilon(part)) and _rate(part) > 0)
-    squares, total = 0.0, 0.0
-    for part, count in simple:
-        each = _amplified(part, steps_delta / noisy if noisy else 0.0)
-        squares += count * each * each
-        total += count * each
-    if not strong:
+    each = [(_amplified(part, steps_delta / noisy if noisy else 0.0), count) for part, count in simple]
+    total = math.fsum(count * cost for cost, count in each)
+    if not strong or not 0 < total < math.inf:
         return total
-    return min(total, math.sqrt(2 * math.log(1 / rest) * squares) + squares)
+    norm = total * math.sqrt(math.fsum(count * (cost / total) ** 2 for cost, count in each))  # squares may underflow
+    return min(total, norm * (math.sqrt(2 * math.log(1 / rest)) + norm))
 
 
 def _amplified(part: Event, step_delta: float) -> float:
@@ -115,7 +114,8 @@ def _amplified(part: Event, step_delta: float) -> float:
     if rate == 0:
         return 0.0
     mechanism = part.event if isinstance(part, PoissonSampled) else part
-    assert isinstance(mechanism, Gaussian)
+    if not isinstance(mechanism, Gaussian):
+        raise refuse(part)
     each = _gaussian_epsilon(mechanism.noise_multiplier, min(step_delta / rate, 1.0))
     return math.log1p(rate * math.expm1(each)) if each < 700 else each
 
@@ -139,7 +139,3 @@ def _gaussian_epsilon(noise: float, delta: float) -> float:
         middle = (low + high) / 2
         low, high = (middle, high) if gaussian_delta(noise, middle) > delta else (low, middle)
     return high
-
-
-def _pure_total(event: Event) -> float:
-    return math.fsum(count * pure_epsilon(part) for part, count in parts_of(event))

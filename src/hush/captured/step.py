@@ -12,8 +12,8 @@ from torch.optim import optimizer as torch_optimizer
 from hush import kernels
 from hush.captured import cuda_graphs as graphs
 from hush.captured.batch import Placed
-from hush.randomness.discrete_gaussian import OnGrid
 from hush.randomness.gaussian_samples import Normals
+from hush.randomness.rounded_gaussian import OnGrid
 
 _WHOLE_BELOW = 64 << 20  # bytes; a region that holds more takes so long that one launch more does not matter
 _MOST_PATIENCE = 64
@@ -134,7 +134,7 @@ def _capture(optimizer: torch.optim.Optimizer, planned: PlannedRelease, placed: 
 
 def _release(parameters: Sequence[nn.Parameter], planned: PlannedRelease) -> Any:
     """The kernel's launch, in place; None where one launch cannot serve all tensors."""
-    from hush.kernels.noise import discrete, gaussian
+    from hush.kernels.noise import gaussian, rounded
     from hush.kernels.noise.table import fits
 
     totals, deviations = planned.totals, planned.deviations
@@ -142,9 +142,9 @@ def _release(parameters: Sequence[nn.Parameter], planned: PlannedRelease) -> Any
     if not fits(parts) or any(total.dtype != p.dtype for total, p in zip(totals, parameters, strict=True)):
         return None
     on_grids = [deviation for deviation in deviations if isinstance(deviation, OnGrid)]
-    if on_grids and not discrete.can_draw(on_grids):
+    if on_grids and not rounded.can_draw(on_grids):
         return None
-    kind: Any = discrete.Release if on_grids else gaussian.Release
+    kind: Any = rounded.Release if on_grids else gaussian.Release
     # A key that nobody knows stands in until `at` writes that of a step.
     return kind(parts, scale=planned.scale, subkey=os.urandom(32), step=0)
 

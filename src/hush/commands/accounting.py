@@ -1,4 +1,4 @@
-"""hush epsilon, noise, steps, compare: what a plan costs, and which plan a budget buys. Imports no torch."""
+"""hush epsilon, delta, noise, steps, compare: what a plan costs, and which plan a budget buys. Imports no torch."""
 
 import json
 import math
@@ -12,8 +12,11 @@ from hush.accounting import Accountant, Allocated, Budget, Event, Gaussian, Pois
 from hush.commands import figure
 
 Rate = Annotated[float, typer.Option(help="Sampling rate q = lot size / examples, in [0, 1].")]
-Noise = Annotated[float, typer.Option(help="Noise multiplier sigma, > 0.")]
-Steps = Annotated[int, typer.Option(help="Number of lots T, a whole number >= 0.")]
+LEAST_NOISE, MOST_NOISE, MOST_STEPS = 1e-3, 1e6, 10**12
+MOST_COMPARED = 10**8  # lots: 24 points of a curve are drawn
+
+Noise = Annotated[float, typer.Option(help=f"Noise multiplier sigma, {LEAST_NOISE:g} to {MOST_NOISE:g}.")]
+Steps = Annotated[int, typer.Option(help=f"Number of lots T, a whole number from 0 to {MOST_STEPS:g}.")]
 Delta = Annotated[float, typer.Option(help="Delta, in (0, 1).")]
 Epsilon = Annotated[float, typer.Option(help="Epsilon not to be exceeded, > 0.")]
 WhichAccountant = Annotated[str, typer.Option(help=f"One of {', '.join(accounting.ACCOUNTANTS)}.")]
@@ -23,7 +26,7 @@ Json = Annotated[bool, typer.Option("--json", help="Print one JSON object.")]
 
 def mount(app: typer.Typer) -> None:
     """Add this module's commands to the application."""
-    for command in (epsilon, noise, steps, compare):
+    for command in (epsilon, delta, noise, steps, compare):
         app.command()(command)
 
 
@@ -50,6 +53,25 @@ def epsilon(
         f"epsilon {bounds} at delta {delta:g} ({accountant}, {sampling}){remark}",
         as_json,
     )
+
+
+def delta(
+    rate: Rate,
+    noise: Noise,
+    steps: Steps,
+    epsilon: Annotated[float, typer.Option(help="Epsilon at which delta is asked for, >= 0.")],
+    accountant: WhichAccountant = "pld",
+    sampling: Sampling = "poisson",
+    as_json: Json = False,
+) -> None:
+    """Delta that a run has at this epsilon.
+
+    Example: hush delta --rate 0.01 --noise 4 --steps 10000 --epsilon 1
+    """
+    event = run_event(rate=rate, noise=noise, steps=steps, sampling=sampling)
+    bounds = accounting.delta(event, epsilon=epsilon, accountant=_known(accountant))
+    values = {"delta": bounds.upper, "lower": bounds.lower, "accountant": accountant, "sampling": sampling}
+    _show(values | {"valid": True}, f"delta {bounds} at epsilon {epsilon:g} ({accountant}, {sampling})", as_json)
 
 
 def noise(
@@ -123,6 +145,10 @@ def compare(
         raise ValueError(f"epochs must be a whole number >= 1, got {epochs}")
     if not 0 < rate <= 1:
         raise ValueError(f"rate must lie in (0, 1] to count epochs, got {rate}")
+    if epochs / rate > MOST_COMPARED:
+        raise ValueError(
+            f"compare draws at most {MOST_COMPARED:g} lots, got {epochs / rate:g}; ask hush epsilon for one"
+        )
     at = sorted({max(1, round(epochs * (k / 24) ** 2)) for k in range(1, 25)})  # denser where the curves bend
     runs = [run_event(rate=rate, noise=noise, steps=steps_in(epoch, rate), sampling="poisson") for epoch in at]
     curves = {
@@ -145,7 +171,11 @@ def run_event(*, rate: float, noise: float, steps: int, sampling: str) -> Event:
     """The event of a run of Gaussian lots; epochs, where sampling is by epochs, are charged whole when begun."""
     if steps < 0:
         raise ValueError(f"steps must be a whole number >= 0, got {steps}")
+    if steps > MOST_STEPS:
+        raise ValueError(f"steps must be at most {MOST_STEPS:g}, got {steps}")
     mechanism = Gaussian(noise)
+    if not LEAST_NOISE <= noise <= MOST_NOISE:
+        raise ValueError(f"noise must lie in [{LEAST_NOISE:g}, {MOST_NOISE:g}], got {noise:g}")
     if not 0 <= rate <= 1:
         raise ValueError(f"rate must lie in [0, 1], got {rate}")
     match sampling:

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from torch import Tensor
 
-from hush.randomness.discrete_gaussian import OnGrid
+from hush.randomness.rounded_gaussian import OnGrid
 
 
 @functools.cache
@@ -22,13 +22,11 @@ def release(parts: Sequence[tuple[Tensor, float, Tensor]], *, scale: float, subk
     release_on_gpu(parts, scale=scale, subkey=subkey, step=step)
 
 
-def release_on_grids(
-    parts: Sequence[tuple[Tensor, OnGrid, Tensor]], *, scale: float, subkey: bytes, step: int, rounded: bool
-) -> bool:
+def release_on_grids(parts: Sequence[tuple[Tensor, OnGrid, Tensor]], *, scale: float, subkey: bytes, step: int) -> bool:
     """Write (round(total / grid step) + integers) * grid step * scale into out; False if it cannot draw a deviation."""
-    from hush.kernels.noise import discrete
+    from hush.kernels.noise import rounded
 
-    if not discrete.can_draw([part[1] for part in parts]):
+    if not rounded.can_draw([part[1] for part in parts]):
         return False
-    discrete.release(parts, scale=scale, subkey=subkey, step=step, rounded=rounded)
+    rounded.release(parts, scale=scale, subkey=subkey, step=step)
     return True

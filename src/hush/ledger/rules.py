@@ -18,7 +18,7 @@ from hush import accounting
 from hush.accounting import renyi
 from hush.accounting.bounds import Bounds, Budget
 from hush.accounting.events import NOTHING
-from hush.accounting.filters import ORDERS, Filter, Odometer
+from hush.accounting.filters import ORDERS, Filter, Odometer, orders_for
 from hush.ledger.books import Books, Page
 from hush.ledger.errors import BudgetExhausted, LedgerMismatch
 
@@ -95,7 +95,7 @@ class Renyi:
     def orders(self, cap: Budget | None) -> tuple[float, ...]:
         if cap is None:
             raise LedgerMismatch("a cap for the rule 'renyi'", "none", "give budget=Budget(...), or rule='odometer'")
-        return ORDERS
+        return orders_for(cap)
 
     def costs(self, page: Page, orders: Sequence[float]) -> tuple[tuple[float, ...], ...]:
         return _costs(page, orders)

@@ -8,19 +8,15 @@ so two vectors of d entries that lie `bound` apart in L2 norm have roundings at 
 is the largest power of two for which sqrt(d) is at most a thousandth of bound / g: the noise grows by at most 0.1 %,
 and the grid depends on public numbers alone.
 
-Which accountant. "rounded" (the default) adds a real Gaussian rounded to integers: k + round(N) = round(k + N) for
-integers k, which is post-processing of the Gaussian mechanism, so the event Gaussian(noise_multiplier) holds under
-every accountant and every sampling. "discrete" adds the discrete Gaussian of Canonne, Kamath and Steinke (2020), whose
-Renyi divergences are at most those of the Gaussian. It may be accounted by Renyi divergence alone: at every order
-without sampling, and at integer orders under Poisson sampling, where the divergence is a sum of unsampled moments with
-positive weights (Mironov, Talwar and Zhang 2019). It must not be charged to an accountant of privacy loss
-distributions.
+Which accountant. The noise is a real Gaussian rounded to integers: k + round(N) = round(k + N) for integers k. That is
+post-processing of the Gaussian mechanism, so the event Gaussian(noise_multiplier) holds under every accountant and with
+any sampling. (The discrete Gaussian of Canonne, Kamath and Steinke (2020) is another law, of which that is known for
+Renyi divergences only.)
 """
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Literal
 
 import torch
 from torch import Tensor
@@ -28,8 +24,8 @@ from torch import Tensor
 from hush import kernels
 from hush.clipping.bounded_sum import BoundedSum, Group
 from hush.noise.gaussian import check_release, place_for, refuse_capture
-from hush.randomness.discrete_gaussian import DISTANCE, Integers, OnGrid, discrete_gaussian, rounded_gaussian
 from hush.randomness.gaussian_samples import Normals
+from hush.randomness.rounded_gaussian import DISTANCE, OnGrid, rounded_gaussian
 
 ADDED_SENSITIVITY = 1e-3
 _LARGEST = 2.0**51
@@ -57,7 +53,7 @@ class Grid:
         return cls(step, (bound / step + root) * _UP, root * step / bound)
 
 
-def add_discrete_noise(
+def add_float_safe_noise(
     total: BoundedSum,
     *,
     noise_multiplier: float,
@@ -65,28 +61,23 @@ def add_discrete_noise(
     step: int | None = None,
     scale: float = 1.0,
     out: Mapping[str, Tensor] | None = None,
-    kind: Literal["rounded", "discrete"] = "rounded",
 ) -> dict[str, Tensor]:
     """Release a bounded sum on a fixed integer grid: what `add_noise` does, safe against the gaps of floating point.
 
     Guarantee: group l of m is released as g (k + noise) * scale, where k are its entries rounded to the group's grid
-    and the noise has deviation noise_multiplier * sqrt(m) * (bound_l / g + sqrt(entries)) grid steps. With kind
-    "rounded" the release is the event Gaussian(noise_multiplier) under every accountant, with "discrete" under Renyi
-    accounting only (see the head of this file). The integers are exact; making floats of them reveals nothing more.
-    Every bound must be positive, and so must the noise multiplier.
+    and the noise is a Gaussian of noise_multiplier * sqrt(m) * (bound_l / g + sqrt(entries)) grid steps, rounded to
+    integers: the release is the event Gaussian(noise_multiplier) under every accountant. The integers are exact;
+    making floats of them reveals nothing more. Every bound must be positive, and so must the noise multiplier.
 
     >>> from hush.randomness.streams import Key
     >>> total = BoundedSum({"w": torch.zeros(3)}, (Group(("w",), bound=1.0),))
-    >>> released = add_discrete_noise(total, noise_multiplier=1.0, normals=Normals(Key.from_seed(0)), step=0)
+    >>> released = add_float_safe_noise(total, noise_multiplier=1.0, normals=Normals(Key.from_seed(0)), step=0)
     >>> bool((released["w"] / Grid.of(bound=1.0, entries=3).step % 1 == 0).all())
     True
     """
     check_release(total, noise_multiplier, scale, out)
-    if kind not in ("rounded", "discrete"):
-        raise ValueError(f"kind must be 'rounded' or 'discrete', got {kind!r}")
     if noise_multiplier == 0:
         raise ValueError("noise_multiplier must be positive on a grid; use add_noise for a sum without noise")
-    rounded = kind == "rounded"
     deviations = grid_deviations(total, noise_multiplier)
     for tensor in total.tensors.values():
         refuse_capture(tensor.device)
@@ -100,10 +91,8 @@ def add_discrete_noise(
         ]
         subkey = claim.subkey(number)
         on_gpu = device.type == "cuda" and kernels.available()
-        if not (
-            on_gpu and kernels.release_on_grids(parts, scale=scale, subkey=subkey, step=claim.step, rounded=rounded)
-        ):
-            _release(parts, scale, rounded_gaussian if rounded else discrete_gaussian, (subkey, claim.step))
+        if not (on_gpu and kernels.release_on_grids(parts, scale=scale, subkey=subkey, step=claim.step)):
+            _release(parts, scale, subkey, claim.step)
     return released
 
 
@@ -138,12 +127,12 @@ def distance_over(numbers: int) -> float:
 def _release(
     parts: Sequence[tuple[Tensor, OnGrid, Tensor]],
     scale: float,
-    draw: Callable[..., Integers],
-    stream: tuple[bytes, int],
+    subkey: bytes,
+    step: int,
 ) -> None:
     first = 0
     for total, grid, out in parts:
-        noise = torch.from_numpy(draw(*stream, sigma=grid.sigma, first=first, count=total.numel()))
+        noise = torch.from_numpy(rounded_gaussian(subkey, step, sigma=grid.sigma, first=first, count=total.numel()))
         integers = _on_grid(total, grid.step) + noise.view(total.shape).to(total.device)
         out.copy_(integers.double() * (grid.step * scale))
         first += total.numel()

@@ -11,7 +11,7 @@ from hush.captured.step import PlannedRelease, Update
 from hush.clipping.bounded_sum import BoundedSum
 from hush.clipping.clips import Clip, QuantileClip
 from hush.gradients.sums.lot_sum import LotSum
-from hush.noise.float_safe import add_discrete_noise, distance_over, grid_deviations
+from hush.noise.float_safe import add_float_safe_noise, distance_over, grid_deviations
 from hush.noise.gaussian import add_noise, check_release, standard_deviations
 from hush.randomness.gaussian_samples import Normals
 from hush.randomness.streams import Key
@@ -56,7 +56,7 @@ class Releaser:
         noise = clip.gradient_noise(joint) * (1 + 1e-12) if isinstance(clip, QuantileClip) else joint
         scale = 1 / self._expected_size
         places = {name: _place(total.tensors[name], parameter) for name, parameter in parameters.items()}
-        release = add_discrete_noise if self._discrete and joint else add_noise
+        release = add_float_safe_noise if self._discrete and joint else add_noise
         release(total, noise_multiplier=noise, normals=self._normals, step=step, scale=scale, out=places)
         for name, parameter in parameters.items():
             parameter.grad = places[name]
@@ -90,8 +90,12 @@ class Releaser:
 
 
 def distance_of_run(steps: int, parameters: Mapping[str, Tensor]) -> float:
-    """How far the discrete noise of so many steps may lie from its exact law."""
-    return distance_over(steps * sum(parameter.numel() for parameter in parameters.values()))
+    """How far the float-safe noise of so many steps may lie from its exact law.
+
+    `parameters` are all that the model has, since frozen ones may be trained later; a step may release the
+    count of an adaptive clip beside them.
+    """
+    return distance_over(steps * (1 + sum(parameter.numel() for parameter in parameters.values())))
 
 
 def _place(total: Tensor, parameter: Tensor) -> Tensor:

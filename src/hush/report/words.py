@@ -42,7 +42,7 @@ def guarantee(statement: "Statement") -> Rows:
         ("Epsilon", f"{rounded_up(e.upper)} at delta {statement.delta:g}, for the whole plan"),
         (
             "Lower bound",
-            f"the plan costs at least {math.floor(1000 * e.lower) / 1000:g}; no accountant can state less",
+            f"the accounted event costs at least {math.floor(1000 * e.lower) / 1000:g}; no accountant can state less",
         ),
         ("Accountant", ACCOUNTANT_NAMES[statement.accountant]),
         ("Unit of privacy", UNIT),
@@ -98,7 +98,11 @@ def sampling(statement: "Statement") -> str:
 
 
 def noise_source(facts: Mapping[str, Any]) -> str:
-    kind = "discrete Gaussian on a fixed grid" if facts["noise"] == "discrete" else "Gaussian in floating point"
+    kind = (
+        "Gaussian, rounded to integers on a fixed grid"
+        if facts["noise"] == "discrete"
+        else "Gaussian in floating point"
+    )
     if facts.get("distance"):
         kind += f" (exact to a total variation of {facts['distance']:.1e} over the run, which is counted in delta)"
     if facts["seed"] is not None:
@@ -186,7 +190,7 @@ def not_covered(statement: "Statement") -> tuple[str, ...]:
     ]
     if facts["noise"] != "discrete":
         found.append(
-            "Attacks on the last bits of floating-point noise, for whoever sees exact gradients; the discrete noise is "
+            "Attacks on the last bits of floating-point noise, for whoever sees exact gradients; float-safe noise is "
             "made against them."
         )
     return tuple(found)

@@ -12,22 +12,29 @@ from dataclasses import dataclass, replace
 import numpy as np
 from scipy.optimize import isotonic_regression
 
+from hush.accounting.events import Gaussian, Mechanism
 from hush.accounting.pld import pilot
 from hush.accounting.pld.compose import Tail, compose
-from hush.accounting.pld.curves import UNIT, Array, Curve, Evaluated
+from hush.accounting.pld.curves import UNIT, Array, Curve, Evaluated, of_mechanism
 from hush.accounting.pld.discretise import Grid, settle
+from hush.accounting.pld.lognormal import gaussian_mean
 
 _MOST_POINTS = 1 << 18
 _LARGEST_WINDOW = 1 << 20
 _OUTSIDE = 1e-26
+_MOST_SUMMANDS = 100_000  # of the laws that no grid of equal steps holds
 
 
-def allocated(base: Curve, lots: int, *, delta: float) -> tuple[Curve, Curve]:
+def allocated(mechanism: Mechanism, lots: int, *, delta: float) -> Curve:
     """The epoch's curve with its error, for deltas down to about `delta`; never above the one-lot mechanism's."""
+    base = of_mechanism(mechanism)
     negligible = max(1e-5 * delta, 1e-200)
     farthest = _farthest(base, negligible)
     spread = math.sqrt(lots * _variance(base, farthest))
-    step = max(min(0.01 * spread / math.sqrt(lots), 0.05), (farthest + 20 * spread) / _MOST_POINTS)
+    fine = min(0.01 * spread / math.sqrt(lots), 0.05)
+    step = max(fine, (farthest + 20 * spread) / _MOST_POINTS)
+    if isinstance(mechanism, Gaussian) and step > 4 * fine and lots <= _MOST_SUMMANDS:
+        return replace(gaussian_mean(mechanism.noise_multiplier, lots, farthest), floor=100 * negligible)
     count = max(math.ceil(farthest / step), 8)
     above: list[_Table] = []
     below: list[_Table] = []
@@ -57,8 +64,7 @@ def allocated(base: Curve, lots: int, *, delta: float) -> tuple[Curve, Curve]:
         lower = np.maximum.reduce([np.zeros_like(at), *(t.put(at)[0] for t in below if t.tail.tilt < 0)])
         return _middle(lower, upper)
 
-    curve = Curve(call, put, False, floor=100 * negligible)
-    return curve, curve
+    return Curve(call, put, False, floor=100 * negligible)
 
 
 def _middle(lower: Array, upper: Array) -> Evaluated:
@@ -185,7 +191,7 @@ class _Table:
         norm = np.sqrt(squares + summing * (sums[4] + at * at * sums[2]))
         # Mass outside the window, and what of it was folded into it, weighs at most as much as at the point asked for.
         scale = np.exp(np.minimum(self.tail.log_scale - self.tail.tilt * at * self.lots, 600.0))
-        error = norm * self.tail.noise + self.tail.outside * scale * (self.largest + at)
+        error = norm * self.tail.noise + np.minimum(self.tail.outside * scale, 1e100) * (self.largest + at)
         error += summing * (np.abs(sums[1]) + at * np.abs(sums[0])) + self.tail.relative * np.abs(value)
         return value - error, value + error
 

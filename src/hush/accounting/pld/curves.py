@@ -13,12 +13,23 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.special import erfcx, ndtr
 
-from hush.accounting.events import Gaussian, Laplace, PureDP
+from hush.accounting.events import (
+    DiscreteGaussian,
+    DiscreteLaplace,
+    Gaussian,
+    Laplace,
+    Mechanism,
+    PureDP,
+    RandomisedResponse,
+)
+from hush.accounting.finite import Outcomes, outcomes
+from hush.accounting.reductions import refuse
 
 Array = NDArray[np.float64]
 Evaluated = tuple[Array, Array]  # values, and a bound on the absolute error of each
 UNIT = 2.0**-53
 _HALF_PI = np.sqrt(np.pi / 2)
+_FEW_OUTCOMES = 64
 _FEW = 16 * UNIT  # for up to four operations and one exponential or logarithm
 
 
@@ -36,6 +47,7 @@ class Curve:
     anchor: float = 0.0
     floor: float = 0.0  # values below this are not resolved
     lattice: float = 0.0  # if positive: losses are the anchor plus multiples of this, and a grid should hold them all
+    lower: "Curve | None" = None  # where this curve is only an upper bound: the one to take for a lower bound
 
     def reversed(self) -> "Curve":
         """The curve of Q against P."""
@@ -51,7 +63,12 @@ class Curve:
             scale = np.exp(epsilons)
             return scale * value, scale * (error + _FEW * value * (1 - epsilons))
 
-        return self if self.symmetric else Curve(call, put, False, -self.anchor, self.floor)
+        lower = self.lower.reversed() if self.lower else None
+        return self if self.symmetric else Curve(call, put, False, -self.anchor, self.floor, lower=lower)
+
+    @property
+    def below(self) -> "Curve":
+        return self.lower or self
 
 
 def _scaled_by_exp(value: Array, exponent: Array) -> Array:
@@ -59,16 +76,81 @@ def _scaled_by_exp(value: Array, exponent: Array) -> Array:
     return np.where(value > 0, value * np.exp(np.minimum(exponent, 700.0)), 0.0)
 
 
-def of_mechanism(mechanism: Gaussian | Laplace | PureDP) -> Curve:
-    """The dominating pair of one mechanism: shifted noise, or randomised response where only epsilon is known."""
+def of_mechanism(mechanism: Mechanism) -> Curve:
+    """The dominating pair of one mechanism: shifted noise, or outcomes that can be counted."""
     match mechanism:
         case Gaussian(noise):
             return _mirrored(lambda epsilons: gaussian_call(epsilons, 1 / noise))
         case Laplace(noise):
             return _mirrored(lambda epsilons: _laplace_call(epsilons, 1 / noise))
-        case PureDP(epsilon):
-            response = _mirrored(lambda epsilons: _response_call(epsilons, epsilon))
-            return replace(response, anchor=-epsilon, lattice=2 * epsilon)
+        case PureDP() | RandomisedResponse() | DiscreteLaplace() | DiscreteGaussian():
+            return _of_outcomes(outcomes(mechanism))
+    raise refuse(mechanism)
+
+
+def _of_outcomes(found: Outcomes) -> Curve:
+    """Of the outcomes with a loss l beyond epsilon each gives P (1 - e^(epsilon - l)); running sums hold both terms."""
+    losses = found.losses
+    masses = np.exp(found.log_q + losses)
+    beyond, falling = np.zeros(len(losses) + 1), np.zeros(len(losses) + 1)
+    beyond[:-1] = np.cumsum(masses[::-1])[::-1]
+    decay = np.exp(losses[:-1] - losses[1:])
+    for i in range(len(losses) - 1, -1, -1):  # the sum of P e^(losses[i] - l) from i on: nothing in it overflows
+        falling[i] = masses[i] + (decay[i] * falling[i + 1] if i < len(decay) else 0.0)
+    most = np.append(losses, np.inf)
+    relative = UNIT * (64 + 4 * len(losses) + 8 * float(np.max(np.abs(losses) + np.abs(found.log_q))))
+
+    def call(epsilons: Array) -> Evaluated:
+        place = np.searchsorted(losses, epsilons, side="right")
+        value = beyond[place] - np.exp(epsilons - most[place]) * falling[place]
+        # An outcome whose loss is rounded to the other side of epsilon has next to no part in the value.
+        edge = beyond[np.maximum(place - 1, 0)]
+        return np.maximum(value, 0.0), (relative + 4 * UNIT * epsilons) * edge + 1e-300
+
+    few = found.lattice if len(losses) <= _FEW_OUTCOMES else 0.0
+    return replace(_mirrored(call), anchor=float(losses[0]) if few else 0.0, lattice=few)
+
+
+def of_profile(profile: Callable[[float], float], knots_each: int = 40) -> Curve:
+    """An upper curve from bounds on delta that hold in both directions, at some 160 epsilons (4 * knots_each).
+
+    The true curve is convex in e^epsilon, so chords through bounds above it lie above it too; beyond the last knot it
+    is level.
+    """
+    knots = np.concatenate([np.linspace(0.0, 1.0, knots_each + 1)[:-1], np.geomspace(1.0, 200.0, 3 * knots_each + 1)])
+    heights = np.minimum.accumulate([min(profile(float(knot)), 1.0) for knot in knots]) * (1 + 1e-12)
+
+    def call(epsilons: Array) -> Evaluated:
+        left = np.clip(np.searchsorted(knots, epsilons, side="right") - 1, 0, len(knots) - 2)
+        width = np.expm1(knots[left + 1] - knots[left])
+        share = np.clip(np.expm1(np.minimum(epsilons - knots[left], 60.0)) / width, 0.0, 1.0)
+        value = heights[left] + share * (heights[left + 1] - heights[left])
+        return value, 1e-12 * heights[left]
+
+    return _mirrored(call)
+
+
+def concentrated(rho: float) -> Curve:
+    """rho-zCDP converted at the best of many orders (Canonne, Kamath, Steinke 2020, Proposition 12)."""
+    beta = np.geomspace(1e-8, 1e10, 2000)
+    order = 1 + beta
+    fixed = beta * (rho * order - np.log1p(1 / beta)) - np.log(order)
+
+    def profile(epsilon: float) -> float:
+        return math.exp(min(0.0, float(np.min(fixed - beta * epsilon)) * (1 - 1e-12) + 1e-12))
+
+    return of_profile(profile, 400)
+
+
+def without_replacement(doubled: Curve, rate: float) -> Curve:
+    """An upper curve, both ways, for a lot of fixed size, from the mechanism's curve at twice the sensitivity.
+
+    A lot without the record has another one in its place, so P = (1 - q) A + q B(record), Q = (1 - q) A + q B(null)
+    where A is one contribution from B(null) and two from B(record). By advanced joint convexity (Balle, Barthe,
+    Gaboardi 2018, Theorem 2) a mixture of both replaces Q: with e^epsilon = 1 + q (e^x - 1), either direction is at
+    most q times the doubled mechanism's curve at x.
+    """
+    return _mirrored(sampled(doubled, rate).call)
 
 
 def sampled(base: Curve, rate: float) -> Curve:
@@ -116,11 +198,6 @@ def gaussian_call(epsilons: Array, mean: float) -> Evaluated:
 
 def _laplace_call(epsilons: Array, most: float) -> Evaluated:
     value = np.where(epsilons < most, -np.expm1((np.minimum(epsilons, most) - most) / 2), 0.0)
-    return value, np.where(epsilons < most * (1 + _FEW), _FEW * (value + most), 0.0)
-
-
-def _response_call(epsilons: Array, most: float) -> Evaluated:
-    value = np.where(epsilons < most, -np.expm1(np.minimum(epsilons, most) - most) / (1 + np.exp(-most)), 0.0)
     return value, np.where(epsilons < most * (1 + _FEW), _FEW * (value + most), 0.0)
 
 

@@ -115,6 +115,8 @@ def optimistic(curve: Curve, first: int, last: int, step: float, far: Array = _N
     rest = _rest(curve, step)
     shift = rest - step * math.ceil(rest / step)
     near = _losses(shift, first, last, step)
+    if near[-1] > 1.1 * _FARTHEST:  # one step is too wide
+        return _nothing(near, step, shift, first)
     losses, steps = _beyond(near, step, far)
     half = steps / 2
     halves = np.repeat(half, 2)
@@ -207,7 +209,7 @@ def _rest(curve: Curve, step: float) -> float:
     continued, meets 1 - t, which is the centre of the losses left of that chord.
     """
     height = float(curve.call(np.zeros(1))[0][0])
-    if curve.anchor >= 0 or height > step / 2:
+    if curve.anchor >= 0 or height > step / 2 or step > _FARTHEST / 2:
         return curve.anchor
     rest = 0.0
     for _ in range(6):

@@ -13,10 +13,10 @@ def delta(part: Part, epsilon: float) -> Interval:
     lows, highs = [], []
     for direction in (part, part.reversed()):
         at = np.array([epsilon])
-        (low,), (low_error,) = direction.below.call(at)
-        (high,), (high_error,) = direction.above.call(at)
+        (value,), (error,) = direction.curve.call(at)
+        (low,), (low_error,) = direction.curve.below.call(at)
         lows.append(low - low_error)
-        highs.append(high + high_error)
+        highs.append(value + error)
     return Interval(max(0.0, float(max(lows))), min(1.0, float(max(highs))))
 
 

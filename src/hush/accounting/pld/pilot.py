@@ -170,7 +170,7 @@ def window_for(atoms: Sequence[Atoms], saddle: Saddle, *, outside: float, step: 
     deviation = max(saddle.deviation, step)
     widest = max(float(np.max(np.abs(part.losses[[0, -1]]))) for part in atoms)
     exponents = np.geomspace(min(0.2 / deviation, 3 / widest), 60.0 / deviation, 24)
-    needed = -math.log(outside)
+    needed = -math.log(max(outside, 1e-300))
     spreading = _spreading(atoms, saddle, step) * exponents**2 / 2 - saddle.cumulant
     above = sum((p.count * p.log_mgf(saddle.tilt + exponents) for p in atoms), spreading)
     below = sum((p.count * p.log_mgf(saddle.tilt - exponents) for p in atoms), spreading)

@@ -11,22 +11,25 @@ from hush.accounting.pld.compose import Tail, compose
 from hush.accounting.pld.curves import Array, Curve
 from hush.accounting.pld.discretise import Grid, optimistic, pessimistic
 from hush.accounting.pld.jumps import Split, split
+from hush.accounting.pld.solve import solve_lower, solve_upper
 
 RELATIVE, ABSOLUTE = 1e-3, 1e-4  # the interval aimed at: 0.1 % of epsilon, or 1e-4
 _SMALLEST = 1e-290
 _ROUNDS = 5
+_LEAST_HEIGHT, _LARGEST_LOSS = 1e-60, 1e6
+_LEAST = 1 << 16
+_WORK = 3 << 21  # points of all grids for one direction: some seconds, and some hundred MB
 
 
 @dataclass(frozen=True)
 class Part:
-    """One mechanism and its count; where a curve is itself only bounded, above and below differ."""
+    """One mechanism and its count."""
 
-    above: Curve
-    below: Curve
+    curve: Curve
     count: int
 
     def reversed(self) -> "Part":
-        return Part(self.above.reversed(), self.below.reversed(), self.count)
+        return Part(self.curve.reversed(), self.count)
 
 
 @dataclass(frozen=True)
@@ -40,7 +43,7 @@ def epsilon(parts: Sequence[Part], delta: float) -> Interval:
     forward = _epsilon(parts, delta)
     if _symmetric(parts) or _largest_reversed_loss(parts) <= forward.lower:
         return forward
-    return _larger(forward, _epsilon([part.reversed() for part in parts], delta))
+    return _larger(forward, _epsilon([part.reversed() for part in parts], delta, beside=forward.upper))
 
 
 def delta(parts: Sequence[Part], epsilon: float) -> Interval:
@@ -48,58 +51,74 @@ def delta(parts: Sequence[Part], epsilon: float) -> Interval:
     forward = _delta(parts, epsilon)
     if _symmetric(parts) or _largest_reversed_loss(parts) <= epsilon:
         return forward
-    return _larger(forward, _delta([part.reversed() for part in parts], epsilon))
+    return _larger(forward, _delta([part.reversed() for part in parts], epsilon, beside=forward.upper))
 
 
 def _symmetric(parts: Sequence[Part]) -> bool:
-    return all(part.above.symmetric and part.below.symmetric for part in parts)
+    return all(part.curve.symmetric for part in parts)
 
 
 def _largest_reversed_loss(parts: Sequence[Part]) -> float:
     """The reversed loss of a sampled mechanism is bounded: R >= 1 - rate. Rounded up."""
-    if any(part.above.anchor >= 0 for part in parts):
+    if any(part.curve.anchor >= 0 for part in parts):
         return math.inf
-    return -(1 + 1e-12) * sum(part.count * part.above.anchor for part in parts)
+    return -(1 + 1e-12) * sum(part.count * part.curve.anchor for part in parts)
 
 
 def _larger(one: Interval, other: Interval) -> Interval:
     return Interval(max(one.lower, other.lower), max(one.upper, other.upper))
 
 
-def _epsilon(parts: Sequence[Part], target: float) -> Interval:
+def _epsilon(parts: Sequence[Part], target: float, *, beside: float = 0.0) -> Interval:
+    """The interval of one direction; no more than a bound is needed where the other one is `beside` it and larger."""
+    if not _resolved(parts):
+        return Interval(0.0, math.inf)
     atoms = _atoms(parts, target)
     saddle, whole = pilot.saddle_for_delta(atoms, math.log(target))
     start = _Guess(max(saddle.mean, 0.0), saddle.tilt)
 
+    work = _Work()
+
     def tilted(_: _Guess, aim: _Aim) -> _Pair:
-        return _tails(parts, atoms, saddle, replace(aim, most=pilot.LARGEST_SIZE) if whole else aim)
+        return _tails(parts, atoms, saddle, replace(aim, most=2 * aim.most) if whole else aim)
 
     def jumping(guess: _Guess, aim: _Aim) -> _Pair:
         return _splits(parts, atoms, guess, aim)
 
     jump = _Guess(*pilot.one_jump(atoms, math.log(target)))
     ways = [(tilted, start), (jumping, jump)] if whole or target > 1e-3 else [(jumping, jump), (tilted, start)]
-    if any(part.above.lattice > 0 for part in parts):
+    if any(part.curve.lattice > 0 for part in parts):
         ways = [(tilted, start)]  # few losses, all of one size
     best = Interval(0.0, math.inf)
+
+    def done(found: Interval) -> bool:
+        return _width_over_goal(found) <= 1 or found.upper <= beside
+
     for way, guess in ways:
-        best = _refined(way, guess, target, best)
-        if _width_over_goal(best) <= 1:
+        best = _refined(way, guess, target, best, work, done)
+        if done(best):
             break
     return best
 
 
-def _refined(way: Callable[["_Guess", "_Aim"], "_Pair"], guess: "_Guess", target: float, best: Interval) -> Interval:
+def _refined(
+    way: Callable[["_Guess", "_Aim"], "_Pair"],
+    guess: "_Guess",
+    target: float,
+    best: Interval,
+    work: "_Work",
+    done: Callable[[Interval], bool],
+) -> Interval:
     """The interval after up to a few rounds on ever finer grids."""
     tolerance = 0.2 * max(RELATIVE * guess.epsilon, ABSOLUTE)
     for round_ in range(_ROUNDS):
-        pair = way(guess, _Aim(target, tolerance, 8.0 * 4**round_))
+        pair = work.done(way(guess, work.within(_Aim(target, tolerance, 8.0 * 4**round_))))
         nudge = 0.02 * max(RELATIVE * guess.epsilon, ABSOLUTE)
-        upper = _solve_upper(pair.above, guess.epsilon, target, nudge)
-        lower = _solve_lower(pair.below, guess.epsilon, target, nudge)
+        upper = solve_upper(pair.above, guess.epsilon, target, nudge)
+        lower = solve_lower(pair.below, guess.epsilon, target, nudge)
         best = Interval(max(best.lower, lower), min(best.upper, upper))
         over = _width_over_goal(best)
-        if over <= 1 or pair.finest:
+        if done(best) or pair.finest or work.spent(pair):
             break
         if upper < math.inf:
             guess = _Guess(upper, max(pair.above.delta(upper)[2] / target, 0.0))
@@ -113,7 +132,9 @@ def _width_over_goal(found: Interval) -> float:
     return (found.upper - found.lower) / (0.95 * max(RELATIVE * found.upper, ABSOLUTE))
 
 
-def _delta(parts: Sequence[Part], epsilon: float) -> Interval:
+def _delta(parts: Sequence[Part], epsilon: float, *, beside: float = 0.0) -> Interval:
+    if not _resolved(parts):
+        return Interval(0.0, 1.0)
     target = 1e-20
     for _ in range(4):
         atoms = _atoms(parts, target)
@@ -123,21 +144,26 @@ def _delta(parts: Sequence[Part], epsilon: float) -> Interval:
         target = max(math.exp(max(1.1 * saddle.log_delta, -660.0)), _SMALLEST)
     target = max(min(target, 1.0), math.exp(max(min(saddle.log_delta, 0.0), -660.0)))
     tolerance = 0.1 * RELATIVE / (saddle.tilt + 1)
-    best = Interval(0.0, 1.0)
+    best, work = Interval(0.0, 1.0), _Work()
     for round_ in range(_ROUNDS):
-        pair = _tails(parts, atoms, saddle, _Aim(target, tolerance, 8.0 * 4**round_))
+        pair = work.done(_tails(parts, atoms, saddle, work.within(_Aim(target, tolerance, 8.0 * 4**round_))))
         best = _at(pair, epsilon, best)
-        if best.upper - best.lower <= RELATIVE * best.upper:
+        if best.upper - best.lower <= RELATIVE * best.upper or best.upper <= beside:
             return best
-        if pair.finest:
+        if pair.finest or work.spent(pair):
             break
         tolerance *= 0.2
-    if not any(part.above.lattice > 0 for part in parts):
+    if not any(part.curve.lattice > 0 for part in parts):
         for round_ in range(3):
             aim = _Aim(max(best.lower or best.upper, _SMALLEST), 0.1 * RELATIVE / (saddle.tilt + 1), 8.0 * 4**round_)
-            pair = _splits(parts, atoms, _Guess(epsilon, saddle.tilt), aim)
+            pair = work.done(_splits(parts, atoms, _Guess(epsilon, saddle.tilt), work.within(aim)))
             best = _at(pair, epsilon, best)
-            if best.upper - best.lower <= RELATIVE * best.upper or pair.finest:
+            if (
+                best.upper - best.lower <= RELATIVE * best.upper
+                or best.upper <= beside
+                or pair.finest
+                or work.spent(pair)
+            ):
                 break
     return best
 
@@ -149,9 +175,18 @@ def _at(pair: "_Pair", epsilon: float, best: Interval) -> Interval:
     return Interval(max(best.lower, low), min(best.upper, high))
 
 
+def _resolved(parts: Sequence[Part]) -> bool:
+    """Whether all losses are of sizes that a grid can hold: not all but nothing, and not beyond a million."""
+    ends = [part.curve.call(np.array([0.0, _LARGEST_LOSS]))[0] for part in parts]
+    return all(
+        least > _LEAST_HEIGHT and most <= max(part.curve.floor, 0.5 * least)
+        for part, (least, most) in zip(parts, ends, strict=True)
+    )
+
+
 def _atoms(parts: Sequence[Part], target: float) -> list[pilot.Atoms]:
     negligible = 1e-6 * target / sum(part.count for part in parts)
-    return [pilot.atoms_of(part.above, part.count, negligible) for part in parts]
+    return [pilot.atoms_of(part.curve, part.count, negligible) for part in parts]
 
 
 @dataclass(frozen=True)
@@ -172,6 +207,25 @@ class _Pair:
     above: Tail | Split
     below: Tail | Split
     finest: bool
+    size: int
+
+
+class _Work:
+    """A bound on the time and the memory of one question: what is left of the points that all its grids may have."""
+
+    def __init__(self) -> None:
+        self._left = _WORK
+
+    def within(self, aim: _Aim) -> _Aim:
+        return replace(aim, most=max(min(aim.most, 1 << (self._left.bit_length() - 1)), _LEAST))
+
+    def done(self, pair: _Pair) -> _Pair:
+        self._left = max(self._left - pair.size, 1)
+        return pair
+
+    def spent(self, pair: _Pair) -> bool:
+        """Whether a grid finer than the last one would be too much."""
+        return 2 * pair.size > self._left
 
 
 @dataclass(frozen=True)
@@ -191,19 +245,20 @@ def _tails(parts: Sequence[Part], atoms: Sequence[pilot.Atoms], saddle: pilot.Sa
     finest = False
     while True:
         window = pilot.window_for(atoms, saddle, outside=share * saddle.weight, step=step)
-        if max(window.size, longest / step) <= aim.most:
+        if max(window.size, 2 * longest / step) <= aim.most:
             break
         step, finest = step * 1.5, True
-    for lattice in [part.above.lattice for part in parts if part.above.lattice > 0][:1]:
+    for lattice in [part.curve.lattice for part in parts if part.curve.lattice > 0][:1]:
         step = lattice / math.ceil(lattice / step)
     above: list[tuple[Grid, int]] = []
     below: list[tuple[Grid, int]] = []
     for part, (low, high) in zip(parts, reach, strict=True):
         last = max(math.ceil(high / step) + 1, 2)
-        above.append((pessimistic(part.above, min(math.floor(low / step), -2), last, step), part.count))
-        low = max(min(low, pilot.lowest_put(part.below)), high - step * aim.most)
-        below.append((optimistic(part.below, min(math.floor(low / step), -2), last, step), part.count))
-    return _Pair(compose(above, window), compose(below, window), finest)
+        above.append((pessimistic(part.curve, min(math.floor(low / step), -2), last, step), part.count))
+        low = max(min(low, pilot.lowest_put(part.curve.below)), high - step * aim.most)
+        below.append((optimistic(part.curve.below, min(math.floor(low / step), -2), last, step), part.count))
+    size = max(window.size, *(len(grid.masses) for grid, _ in above + below))
+    return _Pair(compose(above, window), compose(below, window), finest, size)
 
 
 def _splits(parts: Sequence[Part], atoms: Sequence[pilot.Atoms], guess: _Guess, aim: _Aim) -> _Pair:
@@ -238,10 +293,11 @@ def _splits(parts: Sequence[Part], atoms: Sequence[pilot.Atoms], guess: _Guess, 
     for part, (low, high) in zip(parts, reach, strict=True):
         last = max(math.ceil(min(cut, high) / step) + 1, 8)
         far = _far(last * step, high, step, ratio)
-        above.append((pessimistic(part.above, min(math.floor(low / step), -2), last, step, far), part.count))
-        low = max(min(low, pilot.lowest_put(part.below)), cut - step * aim.most)
-        below.append((optimistic(part.below, min(math.floor(low / step), -2), last, step, far), part.count))
-    return _Pair(split(above, body, beside), split(below, body, beside), finest)
+        above.append((pessimistic(part.curve, min(math.floor(low / step), -2), last, step, far), part.count))
+        low = max(min(low, pilot.lowest_put(part.curve.below)), cut - step * aim.most)
+        below.append((optimistic(part.curve.below, min(math.floor(low / step), -2), last, step, far), part.count))
+    size = max(body.size, beside.size, *(len(grid.masses) for grid, _ in above + below))
+    return _Pair(split(above, body, beside), split(below, body, beside), finest, size)
 
 
 def _far(start: float, end: float, step: float, ratio: float) -> Array:
@@ -250,53 +306,3 @@ def _far(start: float, end: float, step: float, ratio: float) -> Array:
     while losses[-1] < end:
         losses.append(losses[-1] + max(step, ratio * losses[-1]))
     return np.array(losses[1:])
-
-
-def _solve_upper(tail: Tail | Split, start: float, target: float, nudge: float) -> float:
-    """An epsilon at which the upper bound of delta is at most the target; infinite if none was found."""
-    if tail.delta(0.0)[1] <= target:
-        return 0.0
-    guess = _newton(lambda at: tail.delta(at)[1:], start, target, nudge)
-    step = nudge
-    for _ in range(60):
-        if tail.delta(guess + step)[1] <= target:
-            found = _nearest(lambda at: tail.delta(at)[1] <= target, guess + step, guess, nudge)
-            return found * (1 + 1e-13) + tail.blur
-        guess, step = guess + step, 2 * step
-    return math.inf
-
-
-def _solve_lower(tail: Tail | Split, start: float, target: float, nudge: float) -> float:
-    """An epsilon at which the lower bound of delta is still above the target; 0 if none was found."""
-    guess = _newton(lambda at: tail.delta(at)[::2], start, target, nudge)
-    step = nudge
-    while guess - step > 0:
-        if tail.delta(guess - step)[0] > target:
-            found = _nearest(lambda at: tail.delta(at)[0] > target, guess - step, guess, nudge)
-            return max(0.0, found * (1 - 1e-13) - tail.blur)
-        guess, step = guess - step, 2 * step
-    return 0.0
-
-
-def _nearest(holds: Callable[[float], bool], good: float, bad: float, nudge: float) -> float:
-    """A point where the condition was seen to hold, if possible close to `bad` or to one where it fails."""
-    for _ in range(16):
-        if abs(good - bad) <= 1.5 * nudge:
-            break
-        middle = (good + bad) / 2
-        good, bad = (middle, bad) if holds(middle) else (good, middle)
-    return good
-
-
-def _newton(bound: Callable[[float], tuple[float, float]], start: float, target: float, nudge: float) -> float:
-    """Where the bound is roughly the target, by Newton's steps on its logarithm."""
-    at = start
-    for _ in range(8):
-        value, slope = bound(at)
-        if not (value > 0 and slope > 0):
-            break
-        move = math.log(value / target) * value / slope
-        at = max(at + move, 0.0)
-        if abs(move) < nudge / 2:
-            break
-    return at

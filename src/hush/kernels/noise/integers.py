@@ -1,9 +1,9 @@
-"""The integers of `hush.randomness.discrete_gaussian` in Triton, number by number the same.
+"""The integers of `hush.randomness.rounded_gaussian` in Triton, number by number the same.
 
 Shares are computed in float32. A number whose level lies within MARGIN of a share (one in 400,000), or which is drawn
 again (one in 100,000), is settled alone: with its 96 further bits, in fixed point arithmetic of 128 bits.
 
-A staircase in device memory, in int64 words: shift, mask, c (float32 bits), c (128 bits, high word first), 1/n! for
+A staircase in device memory, in int64 words: shift, c (float32 bits), c (128 bits, high word first), 1/n! for
 n = 2, ..., 20 (two words each); from word 64 on 4,096 columns (uint32: threshold 2^12 + alias), the shares as float32,
 then their high and their low words of 128 bits.
 """
@@ -21,7 +21,7 @@ from torch import Tensor
 
 from hush.kernels.noise.chacha20 import chacha20_block
 from hush.kernels.noise.table import Table, to_device
-from hush.randomness.discrete_gaussian import COLUMNS, FINEST, Staircase, staircase
+from hush.randomness.rounded_gaussian import COLUMNS, FINEST, Staircase, staircase
 
 SMALLEST, LARGEST = float(FINEST), 2.0**36
 """Deviations that can be drawn; the series below needs cells of at most 1/128 deviation."""
@@ -66,19 +66,19 @@ def _minus(a, b, c, d):  # type: ignore[no-untyped-def]
 @triton.jit
 def _exact_share(stairs, cell, a, b):  # type: ignore[no-untyped-def]
     """S exp(-E) with E = c a (2 j + a), in units of 2^-128 and at most 2^-115 wrong: mostly 2 j times c's last bit."""
-    c, d = tl.load(stairs + 3).to(tl.uint64), tl.load(stairs + 4).to(tl.uint64)
+    c, d = tl.load(stairs + 2).to(tl.uint64), tl.load(stairs + 3).to(tl.uint64)
     twice = (2 * cell).to(tl.uint64)
     squared, squared_low = _times(a, b, a, b)
     squared, squared_low = _times(squared, squared_low, c, d)
     slope, slope_low = _times(a, b, c * twice + tl.umulhi(d, twice), d * twice)
     e, f = _plus(squared, squared_low, slope, slope_low)
     # 1 - exp(-E) = E (1 - E h), h = 1/2! - E (1/3! - E (1/4! - ...)); E < 0.102, so 20 terms leave 2^-125.
-    last = stairs + 5 + 2 * (_TERMS - 2)
+    last = stairs + 4 + 2 * (_TERMS - 2)
     g, h = (a & 0) + tl.load(last).to(tl.uint64), (a & 0) + tl.load(last + 1).to(tl.uint64)  # of the shape of a
     for back in range(3, _TERMS + 1):
         n = _TERMS - back
         g, h = _times(e, f, g, h)
-        g, h = _minus(tl.load(stairs + 5 + 2 * n).to(tl.uint64), tl.load(stairs + 6 + 2 * n).to(tl.uint64), g, h)
+        g, h = _minus(tl.load(stairs + 4 + 2 * n).to(tl.uint64), tl.load(stairs + 5 + 2 * n).to(tl.uint64), g, h)
     g, h = _times(e, f, g, h)
     g, h = _times(e, f, g, h)
     g, h = _minus(e, f, g, h)
@@ -97,12 +97,11 @@ def _cell(stairs, chosen):  # type: ignore[no-untyped-def]
 
 
 @triton.jit
-def _integer(stairs, cell, taken, chosen, ROUNDED: tl.constexpr):  # type: ignore[no-untyped-def]
+def _integer(stairs, cell, taken, chosen):  # type: ignore[no-untyped-def]
     shift = tl.load(stairs)
     wide = taken.to(tl.int64)
     whole = (cell.to(tl.int64) << shift) + (wide >> (32 - shift))
-    if ROUNDED:
-        whole += (wide >> (31 - shift)) & 1
+    whole += (wide >> (31 - shift)) & 1
     return tl.where((chosen & 1) != 0, -whole, whole)
 
 
@@ -115,7 +114,7 @@ def _decay(e):  # type: ignore[no-untyped-def]
 @triton.jit
 def _shares(stairs, cell, place, mirror):  # type: ignore[no-untyped-def]
     """The share of the place, and of place and mirror image together, in float32."""
-    c = tl.load(stairs + 2).to(tl.int32).to(tl.float32, bitcast=True)
+    c = tl.load(stairs + 1).to(tl.int32).to(tl.float32, bitcast=True)
     share = tl.load((stairs + _HEAD + _COLUMNS // 2).to(tl.pointer_type(tl.float32), bitcast=True) + cell)
     twice = (2 * cell).to(tl.float32)
     a = place.to(tl.float32) * 2.3283064365386963e-10  # 2^-32
@@ -125,18 +124,14 @@ def _shares(stairs, cell, place, mirror):  # type: ignore[no-untyped-def]
 
 
 @triton.jit
-def proposed(stairs, chosen, level, place, ROUNDED: tl.constexpr, MARGIN: tl.constexpr):  # type: ignore[no-untyped-def]
+def proposed(stairs, chosen, level, place, MARGIN: tl.constexpr):  # type: ignore[no-untyped-def]
     """Integers from the first words, and which of them float32 cannot settle or refuses."""
     cell = _cell(stairs, chosen)
-    mask = tl.load(stairs + 1).to(tl.uint32)
-    place = place & mask
-    mirror = place ^ mask
+    mirror = place ^ 0xFFFFFFFF
     one, both = _shares(stairs, cell, place, mirror)
     v = level.to(tl.float32) * 2.3283064365386963e-10
-    value = _integer(stairs, cell, tl.where(v < one, place, mirror), chosen, ROUNDED)
+    value = _integer(stairs, cell, tl.where(v < one, place, mirror), chosen)
     open = (tl.abs(v - one) <= MARGIN) | (v >= both - MARGIN)
-    if not ROUNDED:
-        open = open | ((value == 0) & ((chosen & 1) != 0))  # zero has one sign
     return value, open
 
 
@@ -168,14 +163,10 @@ def _further(key_at, step, attempt, number):  # type: ignore[no-untyped-def]
 
 
 @triton.jit
-def _decided(stairs, cell, v, w, a, b, ROUNDED: tl.constexpr):  # type: ignore[no-untyped-def]
+def _decided(stairs, cell, v, w, a, b):  # type: ignore[no-untyped-def]
     """Whether the level (v, w) takes place or mirror image of (a, b), and the first word of the one it takes."""
     ones = (a & 0) - ((a & 0) + 1)  # `~` is XOR with -1, which numpy refuses for unsigned numbers in some interpreters
     c, d = a ^ ones, b ^ ones
-    if not ROUNDED:
-        mask = (tl.load(stairs + 1) << 32).to(tl.uint64)
-        a, b = a & mask, b & 0
-        c, d = c & mask, d & 0
     one, one_low = _exact_share(stairs, cell, a, b)
     other, other_low = _exact_share(stairs, cell, c, d)
     both, both_low = _plus(one, one_low, other, other_low)
@@ -185,7 +176,7 @@ def _decided(stairs, cell, v, w, a, b, ROUNDED: tl.constexpr):  # type: ignore[n
 
 
 @triton.jit
-def settled(key_at, step, number, stairs, ROUNDED: tl.constexpr):  # type: ignore[no-untyped-def]
+def settled(key_at, step, number, stairs):  # type: ignore[no-untyped-def]
     """One number of the draw, from the beginning, with all its bits."""
     value = number & 0
     attempt = number & 0
@@ -196,31 +187,27 @@ def settled(key_at, step, number, stairs, ROUNDED: tl.constexpr):  # type: ignor
         place = _word_of(key_at, step, block + 2 * REGION, number % 16)
         l0, l1, l2, p0, p1, p2 = _further(key_at, step, attempt, number)
         cell = _cell(stairs, chosen)
-        accepted, taken = _decided(
-            stairs, cell, _wide(level, l0), _wide(l1, l2), _wide(place, p0), _wide(p1, p2), ROUNDED
-        )
-        value = _integer(stairs, cell, taken, chosen, ROUNDED)
-        if not ROUNDED:
-            accepted = accepted & ((value != 0) | ((chosen & 1) == 0))
+        accepted, taken = _decided(stairs, cell, _wide(level, l0), _wide(l1, l2), _wide(place, p0), _wide(p1, p2))
+        value = _integer(stairs, cell, taken, chosen)
         attempt = tl.where(accepted, -1, attempt + 1)
     return value
 
 
 @functools.lru_cache(maxsize=256)
-def staircase_on(device: torch.device, sigma: float, *, rounded: bool) -> Tensor:
-    """The staircase of this law in the memory of a device."""
-    return to_device(_words_of(staircase(sigma, rounded=rounded)), device)
+def staircase_on(device: torch.device, sigma: float) -> Tensor:
+    """The staircase of this deviation in the memory of a device."""
+    return to_device(_words_of(staircase(sigma)), device)
 
 
 def _words_of(stairs: Staircase) -> Table:
     """The staircase as the kernel reads it."""
     head = np.zeros(64, np.uint64)
-    head[0], head[1] = stairs.shift, stairs.mask
-    head[2] = int(np.float32(float(stairs.curvature)).view(np.uint32))
+    head[0] = stairs.shift
+    head[1] = int(np.float32(float(stairs.curvature)).view(np.uint32))
     curvature = int(stairs.curvature * (1 << 128))
     factorials = [(1 << 128) // math.factorial(n) for n in range(2, _TERMS.value + 1)]
     wide = np.array([divmod(number, 1 << 64) for number in (curvature, *factorials)], np.uint64)
-    head[3 : 3 + wide.size] = wide.ravel()
+    head[2 : 2 + wide.size] = wide.ravel()
     columns = (stairs.thresholds << np.uint32(12)) | stairs.aliases.astype(np.uint32)
     rough = np.zeros(COLUMNS, np.float32)
     rough[: len(stairs.shares)] = stairs.shares

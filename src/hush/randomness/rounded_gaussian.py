@@ -1,4 +1,4 @@
-"""Exact Gaussian integers from a ChaCha20 stream: the discrete Gaussian, and the real Gaussian rounded to integers.
+"""Exact Gaussian integers from a ChaCha20 stream: a real Gaussian, rounded to the nearest integer.
 
 Magnitudes are cut into cells of width w, a power of two with sigma / w in [128, 256) (1 for small sigma). A number is
 drawn by rejection under a staircase over the cells, with c = w^2 / (2 sigma^2):
@@ -65,7 +65,6 @@ class Staircase:
     """The cells of one law: their weights, and the alias table that draws them."""
 
     sigma: float
-    rounded: bool
     shift: int  # w = 2^shift
     height: Fraction  # F
     weights: tuple[int, ...]  # W_j
@@ -78,11 +77,6 @@ class Staircase:
         """c, exactly."""
         return Fraction(1 << (2 * self.shift)) / (2 * Fraction(self.sigma) ** 2)
 
-    @property
-    def mask(self) -> int:
-        """Which of a place's first 32 bits count: all in a continuous cell, those of the integer in a discrete one."""
-        return 0xFFFFFFFF if self.rounded else 0xFFFFFFFF >> (32 - self.shift) << (32 - self.shift)
-
 
 def rounded_gaussian(subkey: bytes, nonce: int, *, sigma: float, first: int, count: int) -> Integers:
     """Numbers first, first + 1, ...: a real Gaussian of deviation sigma, rounded to the nearest integer.
@@ -90,38 +84,27 @@ def rounded_gaussian(subkey: bytes, nonce: int, *, sigma: float, first: int, cou
     Guarantee: adding them to an integer vector is the same as adding an exact real Gaussian and rounding the result,
     so every bound for the Gaussian mechanism holds (rounding is post-processing), up to DISTANCE for each number.
     """
-    return _draw(subkey, nonce, staircase(sigma, rounded=True), first, count)
-
-
-def discrete_gaussian(subkey: bytes, nonce: int, *, sigma: float, first: int, count: int) -> Integers:
-    """Numbers first, first + 1, ...: integers n with probability proportional to exp(-n^2 / (2 sigma^2)).
-
-    Guarantee: the Renyi divergences between integer shifts are at most those of the real Gaussian (Canonne, Kamath and
-    Steinke 2020), up to DISTANCE for each number. That is a statement about Renyi divergence, not about the privacy
-    loss distribution.
-    """
-    return _draw(subkey, nonce, staircase(sigma, rounded=False), first, count)
+    return _draw(subkey, nonce, staircase(sigma), first, count)
 
 
 @functools.lru_cache(maxsize=256)
-def staircase(sigma: float, *, rounded: bool) -> Staircase:
-    """The cells of this law."""
+def staircase(sigma: float) -> Staircase:
+    """The cells of the law with this deviation."""
     if not 0.01 <= sigma <= 2.0**36:
         raise ValueError(f"sigma must lie in [0.01, 2^36] grid steps, got {sigma!r}")
     shift = max(0, math.floor(math.log2(sigma / FINEST)))
     unit = 2**shift / sigma
     cells = math.ceil(_CUT / unit) + 1
     c = unit**2 / 2
-    half = 0.5 if rounded else 0.5 - 0.5 / 2**shift
     edges = [math.exp(-c * j * j) for j in range(cells)]
-    heights = [min(edge, _middle(c, j + half, half)) for j, edge in enumerate(edges)]
+    heights = [min(edge, _middle(c, j + 0.5, 0.5)) for j, edge in enumerate(edges)]
     # A little more than F times the height: the envelope must not lie below, whatever float64 did to the exponential.
     full = (COLUMNS * CAPACITY - cells - 1) / (math.fsum(heights) * (1 + 2.0**-30))
     weights = [int(full * height * (1 + 2.0**-40)) + 1 for height in heights]
     weights[0] += COLUMNS * CAPACITY - sum(weights)
     thresholds, aliases = _alias_table(weights)
     shares = np.array([full * edge / (2 * weight) for edge, weight in zip(edges, weights, strict=True)])
-    return Staircase(sigma, rounded, shift, Fraction(full), tuple(weights), thresholds, aliases, shares)
+    return Staircase(sigma, shift, Fraction(full), tuple(weights), thresholds, aliases, shares)
 
 
 def _middle(c: float, middle: float, half: float) -> float:
@@ -181,8 +164,7 @@ def _judge(
     column = (chosen >> np.uint32(20)).astype(np.int64)
     below = (chosen >> np.uint32(1) & np.uint32(CAPACITY - 1)) < stairs.thresholds[column]
     cell = np.where(below, column, stairs.aliases[column])
-    place = place & np.uint32(stairs.mask)
-    mirror = ~place & np.uint32(stairs.mask)
+    mirror = ~place
     c, share = float(stairs.curvature), stairs.shares[cell]
     one = share * np.exp(-c * _product(place, cell))
     both = one + share * np.exp(-c * _product(mirror, cell))
@@ -197,10 +179,7 @@ def _judge(
     taken = np.where(mirrored, mirror, place).astype(np.int64)
     whole = (cell << stairs.shift) + (taken >> (32 - stairs.shift))
     negative = (chosen & np.uint32(1)).astype(bool)
-    if stairs.rounded:
-        whole += taken >> (31 - stairs.shift) & 1
-    else:
-        accepted &= ~(negative & (whole == 0))  # zero has one sign
+    whole += taken >> (31 - stairs.shift) & 1
     return np.where(negative, -whole, whole), accepted
 
 
@@ -219,19 +198,18 @@ def _decide_exactly(stairs: Staircase, cell: int, level: int, place: int, furthe
     words = [int.from_bytes(further[4 * k : 4 * k + 4], "little") for k in range(6)]
     at = (level << 96) + (words[0] << 64) + (words[1] << 32) + words[2]
     here = (place << 96) + (words[3] << 64) + (words[4] << 32) + words[5]
-    mask = (1 << 128) - 1 if stairs.rounded else stairs.mask << 96
     with decimal.localcontext() as context:
         context.prec = 60
 
         def share(a: int) -> decimal.Decimal:
-            power = -stairs.curvature * (cell + Fraction(a & mask, 1 << 128)) ** 2
+            power = -stairs.curvature * (cell + Fraction(a, 1 << 128)) ** 2
             factor = stairs.height / (2 * stairs.weights[cell])
             return _decimal(power).exp() * _decimal(factor)
 
         one = share(here)
         if _decimal(Fraction(at, 1 << 128)) < one:
             return "place"
-        return "mirror" if _decimal(Fraction(at, 1 << 128)) < one + share(~here) else "neither"
+        return "mirror" if _decimal(Fraction(at, 1 << 128)) < one + share((1 << 128) - 1 - here) else "neither"
 
 
 def _decimal(number: Fraction) -> decimal.Decimal:

@@ -12,14 +12,13 @@ from hypothesis import strategies as st
 from scipy import stats
 
 from hush.clipping.bounded_sum import BoundedSum, Group
-from hush.noise.float_safe import Grid, _on_grid, add_discrete_noise, distance_over
-from hush.randomness import discrete_gaussian as integers
-from hush.randomness.discrete_gaussian import discrete_gaussian, rounded_gaussian
+from hush.noise.float_safe import Grid, _on_grid, add_float_safe_noise, distance_over
+from hush.randomness import rounded_gaussian as integers
 from hush.randomness.gaussian_samples import Normals
+from hush.randomness.rounded_gaussian import rounded_gaussian
 from hush.randomness.streams import Key
 
 SUBKEY = bytes(range(32))
-Draw = Callable[..., integers.Integers]
 
 
 def discrete_law(n: int, sigma: float) -> float:
@@ -47,20 +46,16 @@ def chi_square(sample: np.ndarray, law: Callable[[int, float], float], sigma: fl
 
 
 @pytest.mark.parametrize("sigma", [0.3, 0.7, 3.0, 33.3, 100.0])
-@pytest.mark.parametrize("draw, law", [(discrete_gaussian, discrete_law), (rounded_gaussian, rounded_law)])
-def test_hazard_28_integers_follow_their_exact_law(
-    draw: Draw, law: Callable[[int, float], float], sigma: float
-) -> None:
-    sample = draw(SUBKEY, 5, sigma=sigma, first=0, count=200_000)
-    assert chi_square(sample, law, sigma) > 1e-3
-    assert chi_square(sample, law, sigma * 0.97) < 1e-6
-    assert chi_square(sample, law, sigma * 1.03) < 1e-6
+def test_hazard_28_integers_follow_their_exact_law(sigma: float) -> None:
+    sample = rounded_gaussian(SUBKEY, 5, sigma=sigma, first=0, count=200_000)
+    assert chi_square(sample, rounded_law, sigma) > 1e-3
+    assert chi_square(sample, rounded_law, sigma * 0.97) < 1e-6
+    assert chi_square(sample, rounded_law, sigma * 1.03) < 1e-6
 
 
-@pytest.mark.parametrize("draw", [discrete_gaussian, rounded_gaussian])
 @pytest.mark.parametrize("sigma", [1234.5, 1.1e6, 2.0**36])
-def test_wide_integers_are_gaussian_to_the_tails_and_uniform_in_their_low_bits(draw: Draw, sigma: float) -> None:
-    sample = draw(SUBKEY, 6, sigma=sigma, first=0, count=150_000)
+def test_wide_integers_are_gaussian_to_the_tails_and_uniform_in_their_low_bits(sigma: float) -> None:
+    sample = rounded_gaussian(SUBKEY, 6, sigma=sigma, first=0, count=150_000)
     scaled = sample / sigma
     assert stats.kstest(scaled, "norm").pvalue > 1e-3
     assert stats.kstest(scaled * 1.03, "norm").pvalue < 1e-6
@@ -70,17 +65,14 @@ def test_wide_integers_are_gaussian_to_the_tails_and_uniform_in_their_low_bits(d
         assert stats.binomtest(beyond, len(sample), 2 * stats.norm.sf(threshold)).pvalue > 1e-4
 
 
-def test_the_rounded_and_the_discrete_law_can_be_told_apart_where_they_differ() -> None:
+def test_the_law_is_not_that_of_the_discrete_gaussian() -> None:
     sample = rounded_gaussian(SUBKEY, 5, sigma=0.7, first=0, count=200_000)
     assert chi_square(sample, discrete_law, 0.7) < 1e-6
 
 
-@pytest.mark.parametrize("draw", [discrete_gaussian, rounded_gaussian])
 @pytest.mark.parametrize("sigma", [0.05, 0.7, 50.0, 1e6])
-def test_the_exact_comparison_agrees_with_the_fast_one(
-    draw: Draw, sigma: float, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    fast = draw(SUBKEY, 2, sigma=sigma, first=0, count=600)
+def test_the_exact_comparison_agrees_with_the_fast_one(sigma: float, monkeypatch: pytest.MonkeyPatch) -> None:
+    fast = rounded_gaussian(SUBKEY, 2, sigma=sigma, first=0, count=600)
     calls = []
     exactly = integers._decide_exactly
 
@@ -90,13 +82,13 @@ def test_the_exact_comparison_agrees_with_the_fast_one(
 
     monkeypatch.setattr(integers, "_decide_exactly", counted)
     monkeypatch.setattr(integers, "_UNIT", 1e9)
-    assert np.array_equal(draw(SUBKEY, 2, sigma=sigma, first=0, count=600), fast)
+    assert np.array_equal(rounded_gaussian(SUBKEY, 2, sigma=sigma, first=0, count=600), fast)
     assert len(calls) >= 600
 
 
 @pytest.mark.parametrize("sigma", [0.01, 0.3, 5.0, 127.0, 128.0, 1e6])
 def test_the_bits_that_are_missing_cannot_move_a_share_past_the_margin(sigma: float) -> None:
-    stairs = integers.staircase(sigma, rounded=True)
+    stairs = integers.staircase(sigma)
     rng = np.random.default_rng(0)
     cells = rng.integers(0, len(stairs.weights), 300)
     places = rng.integers(0, 1 << 32, 300, dtype=np.uint32)
@@ -120,13 +112,12 @@ def test_the_bits_that_are_missing_cannot_move_a_share_past_the_margin(sigma: fl
                 assert abs(sum(exact) - sum(rough)) + mpmath.mpf(2) ** -33 < integers._margin(sigma)
 
 
-@pytest.mark.parametrize("rounded", [True, False])
-def test_the_exact_comparison_decides_within_a_hair(rounded: bool) -> None:
-    stairs = integers.staircase(5000.0, rounded=rounded)
+def test_the_exact_comparison_decides_within_a_hair() -> None:
+    stairs = integers.staircase(5000.0)
     place, further = 0x9ABCDEF0, 0x123456789ABCDEF012345678
     cell = 33
-    whole_bits = ((place << 96) + further) if rounded else (place >> (32 - stairs.shift)) << (128 - stairs.shift)
-    mirror = ((1 << 128) - 1 - whole_bits) if rounded else (1 << 128) - (1 << (128 - stairs.shift)) - whole_bits
+    whole_bits = (place << 96) + further
+    mirror = (1 << 128) - 1 - whole_bits
     with mpmath.workdps(60):
         width, sigma = mpmath.mpf(2) ** stairs.shift, mpmath.mpf(5000)
         full = mpmath.mpf(stairs.height.numerator) / stairs.height.denominator / (2 * stairs.weights[cell])
@@ -143,20 +134,17 @@ def test_the_exact_comparison_decides_within_a_hair(rounded: bool) -> None:
             assert integers._decide_exactly(stairs, cell, level >> 96, place, block) == answer
 
 
-@pytest.mark.parametrize("rounded", [True, False])
 @pytest.mark.parametrize("sigma", [0.01, 0.3, 1.0, 31.0, 127.9, 128.0, 1e3, 1e6, 2.0**36])
-def test_the_staircase_lies_above_the_curve_and_its_table_is_exact(sigma: float, rounded: bool) -> None:
-    stairs = integers.staircase(sigma, rounded=rounded)
+def test_the_staircase_lies_above_the_curve_and_its_table_is_exact(sigma: float) -> None:
+    stairs = integers.staircase(sigma)
     width = 1 << stairs.shift
     assert sum(stairs.weights) == 1 << 31 and min(stairs.weights) > 0
     assert len(stairs.weights) * width >= 13 * sigma
     assert sigma < 128 or 128 <= sigma / width < 256
     full = mpmath.mpf(stairs.height.numerator) / stairs.height.denominator
-    last = 1 - mpmath.mpf(0 if rounded else 1) / width  # the place whose mirror image is 0
     for j in range(0, len(stairs.weights), 7):
-        for a in (0, last / 7, last / 3, last / 2):
-            a = a if rounded else mpmath.floor(a * width) / width
-            pair = [mpmath.exp(-(((j + x) * width / mpmath.mpf(sigma)) ** 2) / 2) for x in (a, last - a)]
+        for a in (mpmath.mpf(0), mpmath.mpf(1) / 7, mpmath.mpf(1) / 3, mpmath.mpf(1) / 2):
+            pair = [mpmath.exp(-(((j + x) * width / mpmath.mpf(sigma)) ** 2) / 2) for x in (a, 1 - a)]
             assert sum(pair) * full / (2 * stairs.weights[j]) <= 1
         edge = mpmath.exp(-((mpmath.mpf(j) * width / sigma) ** 2) / 2)
         assert float(edge * full / (2 * stairs.weights[j])) == pytest.approx(stairs.shares[j], rel=1e-12)
@@ -169,8 +157,8 @@ def test_the_staircase_lies_above_the_curve_and_its_table_is_exact(sigma: float,
     assert got == [*stairs.weights, *[0] * (integers.COLUMNS - len(stairs.weights))]
 
 
-@pytest.mark.parametrize("draw, sigma", [(rounded_gaussian, 1e6), (discrete_gaussian, 1e6), (rounded_gaussian, 200.0)])
-def test_few_numbers_are_drawn_again(draw: Draw, sigma: float, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("sigma", [1e6, 200.0])
+def test_few_numbers_are_drawn_again(sigma: float, monkeypatch: pytest.MonkeyPatch) -> None:
     again = []
     scattered = integers.scattered_blocks
 
@@ -179,7 +167,7 @@ def test_few_numbers_are_drawn_again(draw: Draw, sigma: float, monkeypatch: pyte
         return scattered(key, nonce, numbers)
 
     monkeypatch.setattr(integers, "scattered_blocks", counted)
-    draw(SUBKEY, 9, sigma=sigma, first=0, count=1_000_000)
+    rounded_gaussian(SUBKEY, 9, sigma=sigma, first=0, count=1_000_000)
     assert sum(again) / 3 < 40  # one in 100,000 is expected
 
 
@@ -226,18 +214,15 @@ def test_hazard_28_neighbours_on_the_grid_differ_by_at_most_its_sensitivity(
     assert apart <= grid.sensitivity
 
 
-def released_residual(kind: str, noise_multiplier: float = 2.0) -> tuple[BoundedSum, dict[str, torch.Tensor]]:
+def released_residual(noise_multiplier: float = 2.0) -> tuple[BoundedSum, dict[str, torch.Tensor]]:
     tensors = {"a": torch.linspace(-3, 3, 80_001), "b": torch.full((60_000,), 0.1), "c": torch.zeros(70_000)}
     total = BoundedSum(tensors, (Group(("a", "b"), 1.0), Group(("c",), 0.02)))
-    released = add_discrete_noise(
-        total, noise_multiplier=noise_multiplier, normals=Normals(Key.from_seed(1)), step=3, kind=kind  # type: ignore[arg-type]
-    )  # fmt: skip
+    released = add_float_safe_noise(total, noise_multiplier=noise_multiplier, normals=Normals(Key.from_seed(1)), step=3)
     return total, released
 
 
-@pytest.mark.parametrize("kind", ["rounded", "discrete"])
-def test_hazard_28_the_release_lies_on_a_grid_fixed_by_public_numbers(kind: str) -> None:
-    total, released = released_residual(kind)
+def test_hazard_28_the_release_lies_on_a_grid_fixed_by_public_numbers() -> None:
+    total, released = released_residual()
     for name, bound, entries in (("a", 1.0, 140_001), ("b", 1.0, 140_001), ("c", 0.02, 70_000)):
         grid = Grid.of(bound=bound, entries=entries)
         on_grid = released[name].double() / grid.step
@@ -246,9 +231,8 @@ def test_hazard_28_the_release_lies_on_a_grid_fixed_by_public_numbers(kind: str)
     assert not torch.equal(total.tensors["b"].double() / 2.0**-20, (total.tensors["b"].double() / 2.0**-20).round())
 
 
-@pytest.mark.parametrize("kind", ["rounded", "discrete"])
-def test_the_release_has_the_right_scale_in_each_group(kind: str) -> None:
-    total, released = released_residual(kind)
+def test_the_release_has_the_right_scale_in_each_group() -> None:
+    total, released = released_residual()
     for name, bound, entries in (("a", 1.0, 140_001), ("b", 1.0, 140_001), ("c", 0.02, 70_000)):
         noise = (released[name].double() - total.tensors[name].double()).numpy()
         grid = Grid.of(bound=bound, entries=entries)
@@ -266,22 +250,22 @@ def test_the_added_sensitivity_is_in_the_noise(monkeypatch: pytest.MonkeyPatch) 
         return np.zeros(count, np.int64)
 
     monkeypatch.setattr("hush.noise.float_safe.rounded_gaussian", spy)
-    released_residual("rounded", noise_multiplier=1.5)
+    released_residual(noise_multiplier=1.5)
     for sigma, bound, entries in zip(sigmas, (1.0, 1.0, 0.02), (140_001, 140_001, 70_000), strict=True):
         step = Grid.of(bound=bound, entries=entries).step
         assert sigma >= 1.5 * math.sqrt(2) * (bound / step + math.sqrt(entries))
         assert sigma < 1.5 * math.sqrt(2) * (bound / step + math.sqrt(entries)) * (1 + 1e-11)
 
 
-def test_hazard_17_tensors_steps_and_kinds_of_noise_do_not_share_numbers() -> None:
-    _, released = released_residual("rounded")
+def test_hazard_17_tensors_and_steps_do_not_share_numbers() -> None:
+    _, released = released_residual()
     a, b = released["b"][:10_000] - 0.1, released["c"][:10_000]
     assert abs(torch.corrcoef(torch.stack([a, b]))[0, 1].item()) < 0.05
     total = BoundedSum({"w": torch.zeros(10)}, (Group(("w",), 1.0),))
     source = Normals(Key.from_os())
-    add_discrete_noise(total, noise_multiplier=1.0, normals=source, step=0)
+    add_float_safe_noise(total, noise_multiplier=1.0, normals=source, step=0)
     with pytest.raises(RuntimeError, match="drawn once"):
-        add_discrete_noise(total, noise_multiplier=1.0, normals=source, step=0)
+        add_float_safe_noise(total, noise_multiplier=1.0, normals=source, step=0)
 
 
 def test_what_leaves_the_range_of_exact_integers_is_cut() -> None:
@@ -292,7 +276,7 @@ def test_what_leaves_the_range_of_exact_integers_is_cut() -> None:
     # Neighbours that differ beyond the cut come no further apart, and what is released lies on the grid, noise and all.
     entries = torch.tensor([1e30, 1e30 + 1e20, -1e30], dtype=torch.float64)
     total = BoundedSum({"w": entries}, (Group(("w",), 1.0),))
-    released = add_discrete_noise(total, noise_multiplier=1.0, normals=Normals(Key.from_seed(0)), step=0)["w"]
+    released = add_float_safe_noise(total, noise_multiplier=1.0, normals=Normals(Key.from_seed(0)), step=0)["w"]
     grid = Grid.of(bound=1.0, entries=3)
     noise = released / grid.step - torch.tensor([2.0**51, 2.0**51, -(2.0**51)], dtype=torch.float64)
     assert bool((noise.abs() < 20 * grid.sensitivity).all()) and len(set(noise.tolist())) == 3
@@ -306,7 +290,7 @@ def test_the_distance_from_the_exact_law_is_counted() -> None:
 def test_scale_out_and_non_finite_entries() -> None:
     total = BoundedSum({"w": torch.tensor([math.nan, math.inf, -math.inf, 5.0])}, (Group(("w",), 1.0),))
     out = {"w": torch.empty(4, dtype=torch.bfloat16)}
-    released = add_discrete_noise(
+    released = add_float_safe_noise(
         total, noise_multiplier=1.0, normals=Normals(Key.from_seed(0)), step=0, scale=0.5, out=out
     )
     assert released["w"] is out["w"] and bool(out["w"].isfinite().all())
@@ -317,11 +301,9 @@ def test_misuse_is_refused() -> None:
     good = BoundedSum({"w": torch.zeros(3)}, (Group(("w",), 1.0),))
     source = Normals(Key.from_seed(0))
     with pytest.raises(ValueError, match="positive on a grid"):
-        add_discrete_noise(good, noise_multiplier=0.0, normals=source, step=0)
-    with pytest.raises(ValueError, match="kind"):
-        add_discrete_noise(good, noise_multiplier=1.0, normals=source, step=0, kind="float")  # type: ignore[arg-type]
+        add_float_safe_noise(good, noise_multiplier=0.0, normals=source, step=0)
     with pytest.raises(ValueError, match="positive bound"):
         bad = BoundedSum({"w": torch.zeros(3)}, (Group(("w",), 0.0),))
-        add_discrete_noise(bad, noise_multiplier=1.0, normals=source, step=1)
+        add_float_safe_noise(bad, noise_multiplier=1.0, normals=source, step=1)
     with pytest.raises(ValueError, match="scale"):
-        add_discrete_noise(good, noise_multiplier=1.0, normals=source, step=2, scale=math.inf)
+        add_float_safe_noise(good, noise_multiplier=1.0, normals=source, step=2, scale=math.inf)

@@ -15,24 +15,23 @@ import triton.language as tl
 
 from hush import kernels
 from hush.clipping.bounded_sum import BoundedSum, Group
-from hush.kernels.noise import discrete
+from hush.kernels.noise import rounded
 from hush.kernels.noise.chacha20 import state_words
 from hush.kernels.noise.integers import MARGIN, _decided, _exact_share, _further, _shares, _times, staircase_on
-from hush.noise.float_safe import add_discrete_noise, grid_deviations
-from hush.randomness import discrete_gaussian as integers
+from hush.noise.float_safe import add_float_safe_noise, grid_deviations
+from hush.randomness import rounded_gaussian as integers
 from hush.randomness.chacha20 import chacha20_blocks
-from hush.randomness.discrete_gaussian import OnGrid, discrete_gaussian, rounded_gaussian, staircase
 from hush.randomness.gaussian_samples import Normals
+from hush.randomness.rounded_gaussian import OnGrid, rounded_gaussian, staircase
 from hush.randomness.streams import Key
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 SUBKEY = bytes(range(32))
 
 
-def drawn(sizes_and_sigmas: list[tuple[int, float]], *, rounded: bool, step: int = 3, **traits: object) -> np.ndarray:
+def drawn(sizes_and_sigmas: list[tuple[int, float]], *, step: int = 3, **traits: object) -> np.ndarray:
     """The kernel's integers, in one draw for tensors of these sizes."""
-    kind = discrete.Release if rounded else discrete.DiscreteRelease
-    kind = type("Changed", (kind,), {f"_{name}": value for name, value in traits.items()})
+    kind = type("Changed", (rounded.Release,), {f"_{name}": value for name, value in traits.items()})
     parts = [
         (torch.zeros(n, device=DEVICE), OnGrid(1.0, sigma), torch.full((n,), math.nan, device=DEVICE).double())
         for n, sigma in sizes_and_sigmas
@@ -43,35 +42,31 @@ def drawn(sizes_and_sigmas: list[tuple[int, float]], *, rounded: bool, step: int
     return released.astype(np.int64)
 
 
-def on_cpu(sizes_and_sigmas: list[tuple[int, float]], *, rounded: bool, step: int = 3) -> np.ndarray:
-    draw, first, found = rounded_gaussian if rounded else discrete_gaussian, 0, []
+def on_cpu(sizes_and_sigmas: list[tuple[int, float]], *, step: int = 3) -> np.ndarray:
+    first, found = 0, []
     for n, sigma in sizes_and_sigmas:
-        found.append(draw(SUBKEY, step, sigma=sigma, first=first, count=n))
+        found.append(rounded_gaussian(SUBKEY, step, sigma=sigma, first=first, count=n))
         first += n
     return np.concatenate(found)
 
 
-@pytest.mark.parametrize("rounded", [True, False])
-def test_the_integers_are_the_cpus_bit_for_bit(rounded: bool) -> None:
+def test_the_integers_are_the_cpus_bit_for_bit() -> None:
     draw = [(700, 2.0**36), (3, 4.5e4), (0, 777.0), (1800, 1.7e7)]  # two programs, several tensors in one
-    assert np.array_equal(drawn(draw, rounded=rounded), on_cpu(draw, rounded=rounded))
+    assert np.array_equal(drawn(draw), on_cpu(draw))
     one = [(1, 5000.0)]
-    assert np.array_equal(drawn(one, rounded=rounded, step=2**64 - 1), on_cpu(one, rounded=rounded, step=2**64 - 1))
+    assert np.array_equal(drawn(one, step=2**64 - 1), on_cpu(one, step=2**64 - 1))
 
 
-def law(n: np.ndarray, sigma: float, rounded: bool) -> np.ndarray:
-    if rounded:  # upper tails, where the difference keeps its digits
-        edges = np.abs(n)[:, None] + np.array([-0.5, 0.5])
-        return stats.norm.sf(edges[:, 0] / sigma) - stats.norm.sf(edges[:, 1] / sigma)
-    weights = np.exp(-(n.astype(np.float64) ** 2) / (2 * sigma**2))
-    return weights / weights.sum()
+def law(n: np.ndarray, sigma: float) -> np.ndarray:
+    edges = np.abs(n)[:, None] + np.array([-0.5, 0.5])  # upper tails, where the difference keeps its digits
+    return stats.norm.sf(edges[:, 0] / sigma) - stats.norm.sf(edges[:, 1] / sigma)
 
 
-def chi_square(sample: np.ndarray, sigma: float, rounded: bool, wrong: float = 1.0) -> float:
+def chi_square(sample: np.ndarray, sigma: float, wrong: float = 1.0) -> float:
     """p-value of the sample under the exact law: about 128 bins in a sigma, the tails joined where few are expected."""
     width = int(sigma / 128)
     reach = width * math.ceil(12 * sigma / width)
-    pmf = law(np.arange(-reach, reach), sigma * wrong, rounded)
+    pmf = law(np.arange(-reach, reach), sigma * wrong)
     expected = len(sample) * pmf.reshape(-1, width).sum(1)
     inner = np.flatnonzero(expected >= 10)
     low, high = inner[0], inner[-1]
@@ -82,17 +77,17 @@ def chi_square(sample: np.ndarray, sigma: float, rounded: bool, wrong: float = 1
     return float(stats.chisquare(seen, cells * len(sample) / cells.sum()).pvalue)
 
 
-@pytest.mark.parametrize("rounded, sigma", [(True, 128.25), (False, 6.0e4)])
-def test_hazard_28_the_kernels_integers_follow_their_exact_law(rounded: bool, sigma: float) -> None:
+@pytest.mark.parametrize("sigma", [128.25, 6.0e4])
+def test_hazard_28_the_kernels_integers_follow_their_exact_law(sigma: float) -> None:
     count = 1 << 17
     lanes = 1 << 13 if DEVICE == "cpu" else 128  # the interpreter is slow by the operation, not by the number
-    sample = drawn([(count, sigma)], rounded=rounded, lanes=lanes)
-    assert np.array_equal(sample, on_cpu([(count, sigma)], rounded=rounded))
-    assert chi_square(sample, sigma, rounded) > 1e-3
-    assert chi_square(sample, sigma, rounded, wrong=0.95) < 1e-6
-    assert chi_square(sample, sigma, rounded, wrong=1.05) < 1e-6
+    sample = drawn([(count, sigma)], lanes=lanes)
+    assert np.array_equal(sample, on_cpu([(count, sigma)]))
+    assert chi_square(sample, sigma) > 1e-3
+    assert chi_square(sample, sigma, wrong=0.95) < 1e-6
+    assert chi_square(sample, sigma, wrong=1.05) < 1e-6
     assert stats.chisquare(np.bincount(sample % 32)).pvalue > 1e-4
-    variance = sigma**2 + (1 / 12 if rounded else 0)
+    variance = sigma**2 + 1 / 12
     assert abs(np.mean(sample)) < 5 * sigma / math.sqrt(count)
     assert abs(np.mean(sample.astype(float) ** 2) / variance - 1) < 5 * math.sqrt(2 / count)
     assert abs(np.mean(sample.astype(float) ** 4) / (3 * variance**2) - 1) < 5 * math.sqrt(32 / 3 / count)
@@ -114,7 +109,7 @@ def rejecting_step(count: int, sigma: float) -> int:
 
         patch.setattr(integers, "scattered_blocks", counted)
         for step in range(2000):
-            on_cpu([(count, sigma)], rounded=True, step=step)
+            on_cpu([(count, sigma)], step=step)
             if again:
                 return step
     raise AssertionError("no such step")
@@ -123,14 +118,14 @@ def rejecting_step(count: int, sigma: float) -> int:
 def test_a_number_that_is_drawn_again_is_the_cpus() -> None:
     step = rejecting_step(2048, 130.0)
     draw = [(2048, 130.0)]
-    assert np.array_equal(drawn(draw, rounded=True, step=step), on_cpu(draw, rounded=True, step=step))
+    assert np.array_equal(drawn(draw, step=step), on_cpu(draw, step=step))
 
 
-@pytest.mark.parametrize("rounded, sigma", [(True, 128.0), (False, 3e4)])
-def test_what_float32_cannot_settle_is_settled_as_on_the_cpu(rounded: bool, sigma: float) -> None:
+@pytest.mark.parametrize("sigma", [128.0, 3e4])
+def test_what_float32_cannot_settle_is_settled_as_on_the_cpu(sigma: float) -> None:
     draw = [(400, sigma)]
     # A wide margin sends many numbers to the arithmetic of 128 bits; they must come out the same.
-    assert np.array_equal(drawn(draw, rounded=rounded, margin=2e-3, step=1), on_cpu(draw, rounded=rounded, step=1))
+    assert np.array_equal(drawn(draw, margin=2e-3, step=1), on_cpu(draw, step=1))
 
 
 @triton.jit
@@ -179,7 +174,7 @@ def _shares_of(stairs, cells, a, b, high, low, one, both, n: tl.constexpr):  # t
 
 @pytest.mark.parametrize("sigma", [128.0, 255.9, 1e6, 2.0**36])
 def test_shares_are_as_exact_as_their_bounds_say(sigma: float) -> None:
-    stairs, count = staircase(sigma, rounded=True), 512
+    stairs, count = staircase(sigma), 512
     rng = np.random.default_rng(1)
     last = len(stairs.weights) - 1
     cells = np.concatenate(
@@ -189,7 +184,7 @@ def test_shares_are_as_exact_as_their_bounds_say(sigma: float) -> None:
     places = [0, (1 << 128) - 1, 0, (1 << 128) - 1] + [int.from_bytes(rng.bytes(16), "little") for _ in cells[4:]]
     whole = torch.zeros(2, count, dtype=torch.int64, device=DEVICE)
     rough = torch.zeros(2, count, device=DEVICE)
-    table = staircase_on(torch.device(DEVICE), sigma, rounded=True)
+    table = staircase_on(torch.device(DEVICE), sigma)
     _shares_of[(1,)](table, torch.from_numpy(cells).to(DEVICE), *words_of(places), *whole, *rough, n=count)
     with mpmath.workdps(60):
         width = mpmath.mpf(2) ** stairs.shift / mpmath.mpf(sigma)
@@ -231,24 +226,23 @@ def test_further_bits_are_the_cpus() -> None:
 
 
 @triton.jit
-def _decisions_of(stairs, cells, v, w, a, b, out, ROUNDED: tl.constexpr, n: tl.constexpr):  # type: ignore[no-untyped-def]
+def _decisions_of(stairs, cells, v, w, a, b, out, n: tl.constexpr):  # type: ignore[no-untyped-def]
     at = tl.arange(0, n)
     accepted, taken = _decided(
         stairs, tl.load(cells + at), tl.load(v + at).to(tl.uint64), tl.load(w + at).to(tl.uint64),
-        tl.load(a + at).to(tl.uint64), tl.load(b + at).to(tl.uint64), ROUNDED,
+        tl.load(a + at).to(tl.uint64), tl.load(b + at).to(tl.uint64),
     )  # fmt: skip
     tl.store(out + at, tl.where(accepted, taken.to(tl.int64), -1))
 
 
-@pytest.mark.parametrize("rounded, sigma", [(True, 128.0), (True, 2.0**36), (False, 5e3), (False, 2.0**30)])
-def test_the_kernel_decides_within_a_hair_of_the_border(rounded: bool, sigma: float) -> None:
-    stairs, rng, cases = staircase(sigma, rounded=rounded), np.random.default_rng(2), []
-    mask = (1 << 128) - 1 if rounded else stairs.mask << 96
+@pytest.mark.parametrize("sigma", [128.0, 5e3, 2.0**30, 2.0**36])
+def test_the_kernel_decides_within_a_hair_of_the_border(sigma: float) -> None:
+    stairs, rng, cases = staircase(sigma), np.random.default_rng(2), []
     with mpmath.workdps(60):
         full, width = mpmath.mpf(stairs.height.numerator) / stairs.height.denominator, mpmath.mpf(2) ** stairs.shift
         for _ in range(16):
             cell, whole = int(rng.integers(0, 500)), int.from_bytes(rng.bytes(16), "little")
-            places = [whole & mask, ~whole & mask]
+            places = [whole, (1 << 128) - 1 - whole]
             x = [(cell + mpmath.mpf(place) / 2**128) * width / mpmath.mpf(sigma) for place in places]
             shares = [full * mpmath.exp(-z * z / 2) / (2 * stairs.weights[cell]) for z in x]
             first, second = int(shares[0] * 2**128), int((shares[0] + shares[1]) * 2**128)
@@ -260,9 +254,9 @@ def test_the_kernel_decides_within_a_hair_of_the_border(rounded: bool, sigma: fl
     cells, levels, wholes, answers = zip(*cases, strict=True)
     out = torch.zeros(64, dtype=torch.int64, device=DEVICE)
     _decisions_of[(1,)](
-        staircase_on(torch.device(DEVICE), sigma, rounded=rounded),
+        staircase_on(torch.device(DEVICE), sigma),
         torch.tensor(cells, dtype=torch.int32, device=DEVICE), *words_of(list(levels)), *words_of(list(wholes)), out,
-        ROUNDED=rounded, n=64,
+        n=64,
     )  # fmt: skip
     assert out.tolist() == list(answers)
 
@@ -274,7 +268,7 @@ def test_totals_of_any_kind_are_rounded_and_cut_as_on_the_cpu() -> None:
         tensors = {name: tensor.to(dtype) for name, tensor in total.tensors.items()}
         normals, again = Normals(Key.from_seed(0)), Normals(Key.from_seed(0))
         places = {name: torch.empty(tensor.shape, dtype=out) for name, tensor in tensors.items()}
-        want = add_discrete_noise(
+        want = add_float_safe_noise(
             BoundedSum(tensors, total.groups), noise_multiplier=2.0, normals=normals, step=1, scale=1 / 3, out=places
         )
         deviations = grid_deviations(total, 2.0)
@@ -282,32 +276,32 @@ def test_totals_of_any_kind_are_rounded_and_cut_as_on_the_cpu() -> None:
             (tensor.to(DEVICE), deviations[name], torch.empty(tensor.shape, dtype=out, device=DEVICE))
             for name, tensor in tensors.items()
         ]
-        assert kernels.release_on_grids(parts, scale=1 / 3, subkey=again.begin(1).subkey(), step=1, rounded=True)
+        assert kernels.release_on_grids(parts, scale=1 / 3, subkey=again.begin(1).subkey(), step=1)
         for (_, _, got), name in zip(parts, want, strict=True):
             assert torch.equal(got.cpu(), want[name])
 
 
 def test_a_prepared_release_moves_on_and_takes_new_deviations_and_tensors() -> None:
     out = torch.empty(40, device=DEVICE, dtype=torch.float64)
-    prepared = discrete.Release(
+    prepared = rounded.Release(
         [(torch.zeros_like(out), OnGrid(1.0, 500.0), out)], scale=1.0, subkey=SUBKEY, step=7
     )  # fmt: skip
     prepared.launch()
-    assert np.array_equal(out.cpu(), on_cpu([(40, 500.0)], rounded=True, step=7))
+    assert np.array_equal(out.cpu(), on_cpu([(40, 500.0)], step=7))
     other = torch.full_like(out, 3.0)
     prepared.onto([other])
     prepared.at(SUBKEY, 12, [OnGrid(1.0, 9000.0)])
     prepared.launch()
-    assert np.array_equal(other.cpu(), 3 + on_cpu([(40, 9000.0)], rounded=True, step=12))
+    assert np.array_equal(other.cpu(), 3 + on_cpu([(40, 9000.0)], step=12))
 
 
 def test_what_the_kernel_cannot_draw_is_left_to_the_cpu() -> None:
     part = (torch.zeros(4, device=DEVICE), OnGrid(1.0, 100.0), torch.zeros(4, device=DEVICE))
-    assert not kernels.release_on_grids([part], scale=1.0, subkey=SUBKEY, step=0, rounded=True)
+    assert not kernels.release_on_grids([part], scale=1.0, subkey=SUBKEY, step=0)
     with pytest.raises(ValueError, match="128 to"):
-        discrete.Release([part], scale=1.0, subkey=SUBKEY, step=0)
+        rounded.Release([part], scale=1.0, subkey=SUBKEY, step=0)
     total = BoundedSum({"w": torch.zeros(4, device=DEVICE)}, (Group(("w",), 1.0),))
-    released = add_discrete_noise(total, noise_multiplier=0.01, normals=Normals(Key.from_seed(0)), step=0)["w"]
+    released = add_float_safe_noise(total, noise_multiplier=0.01, normals=Normals(Key.from_seed(0)), step=0)["w"]
     assert released.device.type == DEVICE and 0 < released.abs().max() < 1
 
 
@@ -316,6 +310,6 @@ def test_tensors_that_one_launch_cannot_serve_are_copied() -> None:
     half = torch.zeros(10, device=DEVICE, dtype=torch.float16)
     grid = OnGrid(2.0**-10, 1000.0)
     parts = [(image, grid, torch.empty_like(image)), (half, grid, torch.empty(10, device=DEVICE))]
-    assert kernels.release_on_grids(parts, scale=1.0, subkey=SUBKEY, step=0, rounded=True)
+    assert kernels.release_on_grids(parts, scale=1.0, subkey=SUBKEY, step=0)
     got = np.concatenate([part[2].double().cpu().numpy().ravel() for part in parts])
-    assert np.array_equal(got * 2.0**10, on_cpu([(58, 1000.0)], rounded=True, step=0))
+    assert np.array_equal(got * 2.0**10, on_cpu([(58, 1000.0)], step=0))

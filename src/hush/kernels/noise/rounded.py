@@ -19,13 +19,13 @@ from torch import Tensor
 from hush.kernels.noise.chacha20 import LANES, chacha20_words
 from hush.kernels.noise.integers import LARGEST, MARGIN, REGION, SMALLEST, proposed, settled, staircase_on
 from hush.kernels.noise.table import Table, TableRelease, first_tensors, fits
-from hush.randomness.discrete_gaussian import OnGrid
+from hush.randomness.rounded_gaussian import OnGrid
 
 
 @triton.jit
 def _release(  # type: ignore[no-untyped-def]
     table, first_segments, count, tensors,
-    Total: tl.constexpr, Out: tl.constexpr, ROUNDED: tl.constexpr, MARGIN: tl.constexpr, lanes: tl.constexpr,
+    Total: tl.constexpr, Out: tl.constexpr, MARGIN: tl.constexpr, lanes: tl.constexpr,
 ):  # fmt: skip
     program = tl.program_id(0).to(tl.int64)
     key_at = table + 1
@@ -48,10 +48,10 @@ def _release(  # type: ignore[no-untyped-def]
         stairs = tl.load(totals + 2 * tensors + segment).to(tl.pointer_type(tl.int64))
         inverse = tl.load(totals + 3 * tensors + segment).to(tl.float64, bitcast=True)
         unit = tl.load(totals + 4 * tensors + segment).to(tl.float64, bitcast=True)
-        noise, unsettled = proposed(stairs, chosen, level, places, ROUNDED, MARGIN)
+        noise, unsettled = proposed(stairs, chosen, level, places, MARGIN)
         last = tl.max(tl.where(unsettled & inside, number, -1), axis=0)
         while last >= 0:
-            noise = tl.where(number == last, settled(key_at, step, last, stairs, ROUNDED), noise)
+            noise = tl.where(number == last, settled(key_at, step, last, stairs), noise)
             last = tl.max(tl.where(unsettled & inside & (number < last), number, -1), axis=0)
         value = tl.load(total + (number - start), mask=inside, other=0.0).to(tl.float64) * inverse
         value = tl.where(value == value, value, 0.0)
@@ -67,11 +67,10 @@ def _release(  # type: ignore[no-untyped-def]
 class Release(TableRelease[OnGrid]):
     """A release with a rounded Gaussian on grids.
 
-    Guarantee: what `hush.randomness.discrete_gaussian` and `hush.noise.float_safe` give on the CPU, number by number
+    Guarantee: what `hush.randomness.rounded_gaussian` and `hush.noise.float_safe` give on the CPU, number by number
     and bit by bit. Every sigma lies in [128, 2^36].
     """
 
-    _rounded = True
     _margin = MARGIN
     _lanes = LANES
 
@@ -83,7 +82,7 @@ class Release(TableRelease[OnGrid]):
         if not can_draw(deviations):
             raise ValueError(f"expected deviations of {SMALLEST:g} to {LARGEST:g} grid steps, got {deviations}")
         # Kept, since the table holds their addresses.
-        self._stairs = [staircase_on(self._device, grid.sigma, rounded=self._rounded) for grid in deviations]
+        self._stairs = [staircase_on(self._device, grid.sigma) for grid in deviations]
         steps = np.array([grid.step for grid in deviations], np.float64)
         addresses = np.array([stairs.data_ptr() for stairs in self._stairs], np.int64)
         return np.concatenate([addresses, (1 / steps).view(np.int64), (steps * self._scale).view(np.int64)])
@@ -91,14 +90,8 @@ class Release(TableRelease[OnGrid]):
     def _launch(self) -> None:
         _release[(self._programs,)](
             self._table, self._first, self._count, len(self._sizes),
-            Total=self._types[0], Out=self._types[1], ROUNDED=self._rounded, MARGIN=self._margin, lanes=self._lanes,
+            Total=self._types[0], Out=self._types[1], MARGIN=self._margin, lanes=self._lanes,
         )  # fmt: skip
-
-
-class DiscreteRelease(Release):
-    """A release with the discrete Gaussian on grids."""
-
-    _rounded = False
 
 
 def can_draw(deviations: Sequence[OnGrid]) -> bool:
@@ -112,18 +105,15 @@ def _first_segments(sizes: tuple[int, ...], device: torch.device, lanes: int) ->
     return len(firsts), first_tensors(sizes, firsts, device)
 
 
-def release(
-    parts: Sequence[tuple[Tensor, OnGrid, Tensor]], *, scale: float, subkey: bytes, step: int, rounded: bool
-) -> None:
+def release(parts: Sequence[tuple[Tensor, OnGrid, Tensor]], *, scale: float, subkey: bytes, step: int) -> None:
     """Release once; tensors that one launch cannot serve go through contiguous copies."""
-    kind = Release if rounded else DiscreteRelease
     if fits(parts):
-        kind(parts, scale=scale, subkey=subkey, step=step).launch()
+        Release(parts, scale=scale, subkey=subkey, step=step).launch()
         return
     copies = []
     for total, deviation, _ in parts:
         copy = total.to(torch.float64).contiguous()
         copies.append((copy, deviation, torch.empty_like(copy)))
-    kind(copies, scale=scale, subkey=subkey, step=step).launch()
+    Release(copies, scale=scale, subkey=subkey, step=step).launch()
     for (_, _, out), (_, _, released) in zip(parts, copies, strict=True):
         out.copy_(released)
