@@ -430,3 +430,39 @@ def test_reentrant_checkpoints_are_refused_by_name() -> None:
 
     with pytest.raises(ValueError, match="use_reentrant=False"):
         Gradients(losses, mlp()).clipped_sum((torch.randn(5, 4),), FlatClip(1.0))
+
+
+@pytest.mark.parametrize("bad", [float("inf"), float("nan"), 3e38])
+@pytest.mark.parametrize("kind", ["rule", "by example", "one by one", "looked up", "alone"])
+def test_an_example_that_is_not_finite_spoils_no_other(kind: str, bad: float) -> None:
+    """0 times infinity is NaN: what is isolated by zeros is taken by passes of its own instead."""
+
+    class Pairs(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.first, self.pairs = nn.Linear(4, 4), nn.Bilinear(4, 4, 2)
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.pairs(self.first(x), x) if kind == "by example" else self.first(x)
+
+    def losses(model: nn.Module, x: Tensor) -> Tensor:
+        order = x[:, 0].nan_to_num(0, 0, 0).argsort() if kind == "looked up" else torch.arange(len(x))
+        return model(x[order])[order.argsort()].square().sum(1)
+
+    model, x = Pairs(), torch.randn(6, 4)
+    for name, parameter in model.named_parameters():
+        parameter.requires_grad_(kind == "by example" or name.startswith("first"))
+    gradients = Gradients(losses, model)
+    rows = torch.tensor([0, 1, 3, 4, 5])
+    expected = gradients.clipped_sum((x[rows],), FlatClip(1.0)).tensors
+    if kind == "one by one":
+        for known in (one for kept in gradients._analyst._known.values() for one in kept):
+            known.slow = frozenset(name for name, _ in model.named_parameters())
+        gradients._analyst._settled.clear()
+    x[2] = bad
+    found = gradients.clipped_sum((x,), FlatClip(1.0)).tensors
+    for name, value in expected.items():
+        assert bool(found[name].isfinite().all()) and bool(found[name].any())
+        torch.testing.assert_close(found[name], value, rtol=1e-4, atol=1e-6)
+    if kind == "alone":
+        assert not any(tensor.any() for tensor in gradients.clipped_sum((x[2:3],), FlatClip(1.0)).tensors.values())

@@ -18,9 +18,10 @@ from hush.gradients.analysis.function import Function
 from hush.gradients.graph import read
 from hush.gradients.inputs import Inputs as Inputs
 from hush.gradients.inputs import has_rows as has_rows
+from hush.gradients.layers.slow import Spoiled
 from hush.gradients.sites import Declined, contributions
 from hush.gradients.sums.clipped import quiet, summed
-from hush.gradients.sums.per_example import Contribution
+from hush.gradients.sums.per_example import Contribution, Stored, wide
 
 log = logging.getLogger("hush")
 
@@ -183,11 +184,15 @@ class Gradients:
         graph = read(losses, params)
         self._analyst.refuse_unmet(graph, inputs)
         with quiet(losses.device):
-            settled = self._analyst.find(graph, losses, inputs)
             try:
+                settled = self._analyst.find(graph, losses, inputs)
                 return contributions(graph, settled.now(graph), losses, settled.side)
             except Declined:
                 losses = self._function(inputs)
                 graph = read(losses, params)
                 settled = self._analyst.again(graph, losses, inputs)
                 return contributions(graph, settled.now(graph), losses, settled.side)
+            except Spoiled:  # only a pass of its own keeps an example apart from one that is not finite
+                del losses, graph
+                rows = list(reference.gradients_of(self._function.losses_of, self.model, inputs))
+                return {name: Stored(wide(torch.stack([one[name] for one in rows]))) for name in params}

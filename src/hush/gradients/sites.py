@@ -9,10 +9,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from hush.errors import NotSupported
 from hush.gradients.analysis.owners import looked_up
 from hush.gradients.analysis.plan import SLOW, Plan, PlannedSite, make
 from hush.gradients.graph import Edge, Graph
-from hush.gradients.sums.per_example import Contribution, Site, Stored, wide
+from hush.gradients.layers.slow import isolated
+from hush.gradients.sums.per_example import Contribution, Site, Stored
 from hush.gradients.sums.shared import leaves_below, pulled_back, reshaped, together
 
 Answers = dict[int, Contribution]
@@ -110,8 +112,8 @@ def _one_by_one(graph: Graph, losses: Tensor, name: str) -> Contribution:
         weights[example] = 1
         (grad,) = torch.autograd.grad(losses, variable, weights, retain_graph=True, allow_unused=True)
         grad = torch.zeros_like(variable) if grad is None else grad
-        rows.append(wide(grad.to_dense() if grad.is_sparse else grad))
-    return Stored(torch.stack(rows))
+        rows.append(grad.to_dense() if grad.is_sparse else grad)
+    return isolated(rows)
 
 
 def _pass(
@@ -131,6 +133,8 @@ def _pass(
     def answer(place: int, site: Site) -> None:
         try:
             found[place] = plan.sites[place].rule.contributions(site)
+        except NotSupported:
+            raise
         except _FAILS as problem:
             log.info("the rule for %s fails: %s", site.name, type(problem).__name__)
 

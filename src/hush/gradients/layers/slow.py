@@ -12,6 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from hush.errors import NotSupported
 from hush.gradients.layers.elementwise import reduce
 from hush.gradients.sums.per_example import Contribution, Layout, Site, Stored, wide
 
@@ -42,7 +43,24 @@ def contributions(site: Site) -> dict[int, Contribution] | None:
                 rows.append(site.grad.new_zeros(shape))
             else:
                 rows.append((value.to_dense() if value.is_sparse else value).sum_to_size(shape))
-    return found | {index: Stored(wide(torch.stack(rows))) for index, rows in by_example.items()}
+    return found | {index: isolated(rows) for index, rows in by_example.items()}
+
+
+class Spoiled(Exception):
+    """An example whose numbers are not finite: 0 times infinity is NaN in the gradients of all others."""
+
+
+def isolated(rows: Sequence[Tensor]) -> Stored:
+    """Gradients that were found by setting the weights or rows of other examples to zero, if that did isolate them."""
+    values = wide(torch.stack(list(rows)))
+    if torch._C._len_torch_dispatch_stack():
+        raise NotSupported(
+            "a gradient that is taken example by example cannot be recorded or compiled, because one example that is "
+            "not finite would spoil the others unseen: run without compile, or give the layer a form that has a rule"
+        )
+    if not bool(values.isfinite().all()):
+        raise Spoiled
+    return Stored(values)
 
 
 def _call(site: Site, grads: Sequence[Tensor | None]) -> Sequence[Tensor | None]:
