@@ -179,7 +179,7 @@ class Analyst:
     def _study(self, graph: Graph, losses: Tensor, inputs: Inputs, sizes: tuple[int, ...]) -> None:
         """Learns from slices of this batch, from other rows if the graph of the first ones is not that of the batch."""
         begun, before = time.perf_counter(), self.analyses
-        weights = self._function.weights(jitter=True)
+        weights = self._function.jittered()
         for rows in _choices(inputs.rows, losses):
             seen = self._slices(inputs, rows, weights)
             if seen is None:
@@ -193,7 +193,7 @@ class Analyst:
         took = time.perf_counter() - begun
         log.info("analysed %d nodes in %.2f s (analysis %d)", len(graph.nodes), took, max(before + 1, self.analyses))
 
-    def _slices(self, inputs: Inputs, rows: Tensor, weights: Mapping[str, Tensor]) -> Slices | None:
+    def _slices(self, inputs: Inputs, rows: Tensor, weights: Mapping[str, Tensor] | None) -> Slices | None:
         try:
             return slices(self._function, inputs, rows, weights)
         except (RuntimeError, IndexError, TypeError) as problem:
@@ -220,7 +220,7 @@ class Analyst:
         self._met |= set(seen.graph.leaves.values())
 
     def _at_given_weights(self, known: Known, inputs: Inputs, rows: Tensor, sizes: tuple[int, ...]) -> None:
-        seen = self._slices(inputs, rows, self._function.weights(jitter=False))
+        seen = self._slices(inputs, rows, None)
         if (
             seen is not None
             and known.layouts(seen.graph, sizes) is not None
@@ -302,7 +302,7 @@ class Analyst:
         from hush.gradients.graph import read
 
         for seed in range(1, 9):
-            weights = self._function.weights(jitter=True)
+            weights = self._function.jittered()
             losses = self._function.trial(inputs, weights, seed=seed)
             self._met |= set(read(losses, weights, self._function.trainable()).leaves.values())
 

@@ -70,17 +70,17 @@ class Function:
         with torch.enable_grad():
             return check_losses(torch.func.functional_call(call, swapped, (inputs,)), inputs.rows)
 
-    def weights(self, *, jitter: bool, double: bool = False) -> dict[str, Tensor]:
-        """Copies of the trainable weights: as they are, or a little off so that none is zero and none hides another."""
+    def jittered(self, *, double: bool = False) -> dict[str, Tensor]:
+        """Copies of the trainable weights, a little off, so that none is zero and none hides another."""
         generator = torch.Generator().manual_seed(1)
         found = {}
         for name, param in self.trainable().items():
-            value = param.detach().double() if double else param.detach()
-            if jitter and is_real(value) and value.numel():
+            value = param.detach().to(torch.float64, copy=True) if double else param.detach().clone()
+            if is_real(value) and value.numel():
                 noise = torch.randn(value.shape, generator=generator).to(value)
-                spread = float(value.double().std(correction=0))
-                value = value + 0.1 * max(spread if spread < float("inf") else 0.0, 0.02) * noise
-            found[name] = value.clone().requires_grad_() if value is param.detach() else value.detach().requires_grad_()
+                spread = float(value.float().std(correction=0))
+                value.add_(noise, alpha=0.1 * max(spread if spread < float("inf") else 0.0, 0.02))
+            found[name] = value.requires_grad_()
         return found
 
 

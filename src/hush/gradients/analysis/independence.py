@@ -32,12 +32,9 @@ def check(function: Function, inputs: Inputs, rows: Tensor) -> list[str]:
     few = inputs.take(rows[:3])
     others = inputs.take(rows[3:6])
     repeatable = _refuse_state(function, few, notes)
-    as_is, jittered = function.weights(jitter=False), function.weights(jitter=True)
-    moved = [
-        variant
-        for weights, variants in ((as_is, _variants(few, others)), (jittered, _ordinary(few, others)))
-        for variant in _moving(function, few, variants, weights)
-    ]
+    moved = _moving(function, few, _variants(few, others), None)
+    jittered = function.jittered()
+    moved += _moving(function, few, _ordinary(few, others), jittered)
     if moved:
         _settle(function, few, moved, repeatable, notes)
     _inputs_apart(function, few, jittered, notes)
@@ -48,10 +45,9 @@ def look_again(function: Function, inputs: Inputs, rows: Tensor, draw: int) -> N
     """The same on one row of a later batch, with other rows replaced in one way: a few passes without gradient."""
     count = min(4, len(rows))
     few, others = inputs.take(rows[:count]), inputs.take(rows[(torch.arange(count) + count) % len(rows)])
-    weights = function.weights(jitter=False)
     variants = list(_variants(few, others, keep=draw % few.rows))
     chosen = [variants[0], variants[1 + draw % (len(variants) - 1)]]
-    moved = _moving(function, few, iter(chosen), weights)
+    moved = _moving(function, few, iter(chosen), None)
     if moved:
         _settle(function, few, moved, True, [])
 
@@ -85,10 +81,11 @@ def _variants(few: Inputs, others: Inputs, keep: int | None = None) -> Iterator[
     """Other records, then rows that bite: all the others at once, and one at a time."""
     count = few.rows
     yield from _ordinary(few, others) if keep is None else [(keep, _replaced(few, others, keep, None))]
-    for number, bite in enumerate(_BITES):
+    for number, (bite, alone) in enumerate(_BITES):
         kept = number % count if keep is None else keep
         yield kept, _replaced(few, others, kept, bite)
-        yield kept, _replaced(few, few, kept, bite, only=(kept + 1) % count)
+        if alone:
+            yield kept, _replaced(few, few, kept, bite, only=(kept + 1) % count)
 
 
 def _replaced(few: Inputs, others: Inputs, keep: int, bite: Replace | None, only: int | None = None) -> Inputs:
@@ -143,14 +140,16 @@ def _extreme(sign: int) -> Replace:
     return fill
 
 
-_BITES: tuple[Replace, ...] = (
-    *(_filled(0.0), _times(1000.0), _times(-1000.0), _filled(float("nan")), _filled(float("inf"))),
-    *(_filled(float("-inf")), _extreme(1), _extreme(-1), _times(1e-6)),
+_BITES: tuple[tuple[Replace, bool], ...] = (
+    *((_filled(0.0), False), (_times(1000.0), True), (_times(-1000.0), False), (_filled(float("nan")), True)),
+    *((_filled(float("inf")), True), (_filled(float("-inf")), False), (_extreme(1), False), (_extreme(-1), False)),
+    (_times(1e-6), False),
 )
+"""Rows that no record looks like, and whether one of them among ordinary ones is tried as well."""
 
 
 def _moving(
-    function: Function, few: Inputs, variants: Iterator[Variant], weights: Mapping[str, Tensor]
+    function: Function, few: Inputs, variants: Iterator[Variant], weights: Mapping[str, Tensor] | None
 ) -> list[Variant]:
     """The variants in which the loss of the row that was kept is another one."""
     with torch.no_grad():
@@ -187,9 +186,9 @@ def _settle(function: Function, few: Inputs, moved: list[Variant], repeatable: b
 def _worst(function: Function, few: Inputs, moved: list[Variant]) -> float:
     """How far losses move, relative to themselves: in float64, or to what float32 can tell where that is not to be."""
     try:
-        return _moves(function, few, moved, function.weights(jitter=True, double=True), double=True)
+        return _moves(function, few, moved, function.jittered(double=True), double=True)
     except (RuntimeError, NotImplementedError, TypeError, ValueError):
-        most = _moves(function, few, moved, function.weights(jitter=True), double=False)
+        most = _moves(function, few, moved, function.jittered(), double=False)
         return most if most > 1e-5 else 0.0
 
 
@@ -236,18 +235,18 @@ def _inputs_apart(function: Function, few: Inputs, weights: Mapping[str, Tensor]
 
 def alone(function: Function, inputs: Inputs, rows: Tensor, tolerance: float) -> list[str]:
     """The definition: an example by itself, all draws alike, has the loss and the gradient that it has in a batch."""
-    params = function.weights(jitter=False)
+    params = function.trainable()
     names, tensors = list(params), list(params.values())
     with SameDraws():
-        losses = function.trial(inputs.take(rows[:3]), params)
+        losses = function.trial(inputs.take(rows[:3]))
         for place in range(3):
             try:
-                single = function.trial(inputs.take(rows[place : place + 1]), params)
+                single = function.trial(inputs.take(rows[place : place + 1]))
             except (RuntimeError, ValueError, IndexError, TypeError) as problem:
                 return [f"does not run on a batch of one: {type(problem).__name__}"]
             one, other = float(single[0].detach()), float(losses[place].detach())
             if abs(one - other) > tolerance * (1 + abs(other)):
-                two = function.trial(inputs.take(rows[:2]), params).detach()
+                two = function.trial(inputs.take(rows[:2])).detach()
                 if torch.allclose(two, losses[:2].detach(), rtol=tolerance, atol=tolerance):
                     return ["a batch of one is treated otherwise than larger ones"]
                 raise MixedExamples(

@@ -58,11 +58,11 @@ class Slices:
         return fitting[0] if len(fitting) == 1 else None
 
 
-def slices(function: Function, inputs: Inputs, rows: Tensor, weights: Mapping[str, Tensor]) -> Slices | None:
+def slices(function: Function, inputs: Inputs, rows: Tensor, weights: Mapping[str, Tensor] | None) -> Slices | None:
     """Slices of these rows; None if the graph of two examples is not that of three."""
     own = function.trainable()
     two, three = (function.trial(inputs.take(rows[:count]), weights, like_a_batch=True) for count in (2, 3))
-    graphs = [read(losses, weights, own) for losses in (two, three)]
+    graphs = [read(losses, weights or own, own) for losses in (two, three)]
     return Slices(two, three, *graphs) if graphs[0].kind == graphs[1].kind else None
 
 
