@@ -466,3 +466,31 @@ def test_an_example_that_is_not_finite_spoils_no_other(kind: str, bad: float) ->
         torch.testing.assert_close(found[name], value, rtol=1e-4, atol=1e-6)
     if kind == "alone":
         assert not any(tensor.any() for tensor in gradients.clipped_sum((x[2:3],), FlatClip(1.0)).tensors.values())
+
+
+def test_tied_modules_shared_weights_and_recurrent_layers_are_put_back() -> None:
+    """A module under two names, a weight in two modules: after a trial every place holds what it held."""
+
+    class Tied(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.shared = nn.Embedding(7, 4)
+            self.encoder, self.decoder = nn.ModuleDict({"table": self.shared}), nn.ModuleDict({"table": self.shared})
+            self.cells = nn.LSTM(4, 4, batch_first=True)
+            self.head = nn.Linear(4, 7)
+            self.head.weight = self.shared.weight
+            self.register_buffer("calls", torch.zeros(1))
+
+        def forward(self, tokens: Tensor) -> Tensor:
+            self.calls = self.calls + 1
+            h = self.cells(self.encoder["table"](tokens))[0] + self.decoder["table"](tokens.flip(1))
+            return self.head(h)
+
+    model, tokens = Tied(), torch.randint(7, (5, 3))
+    before = {name: id(tensor) for name, tensor in model.named_parameters(remove_duplicate=False)}
+    buffer, flat = model.calls, list(map(id, model.cells._flat_weights))
+    Gradients(squares, model).check((tokens,))
+    assert {name: id(tensor) for name, tensor in model.named_parameters(remove_duplicate=False)} == before
+    assert list(map(id, model.cells._flat_weights)) == flat
+    assert float(model.calls) == 1.0 and buffer is not model.calls  # the one pass of the batch itself
+    agrees(Gradients(squares, model), squares, tokens)

@@ -16,7 +16,7 @@ from hush.gradients.analysis.function import Function, undisturbed
 from hush.gradients.analysis.learn import Slices, by_owners, learn, slices
 from hush.gradients.analysis.movers import Mover
 from hush.gradients.analysis.plan import SLOW, Known, Plan, make
-from hush.gradients.graph import Edge, Graph
+from hush.gradients.graph import Edge, Graph, read
 from hush.gradients.inputs import Inputs
 from hush.gradients.sites import contributions, settled
 from hush.gradients.sums.per_example import Layout, Stored
@@ -299,10 +299,8 @@ class Analyst:
 
     def _meet(self, inputs: Inputs) -> None:
         """Parameters that only some draws of the forward pass use (dropped layers, experts) are met in a few tries."""
-        from hush.gradients.graph import read
-
         for seed in range(1, 9):
-            weights = self._function.jittered()
+            weights = self._function.jittered(by=0.05 * 2**seed, seed=seed)  # far enough for every expert to be chosen
             losses = self._function.trial(inputs, weights, seed=seed)
             self._met |= set(read(losses, weights, self._function.trainable()).leaves.values())
 

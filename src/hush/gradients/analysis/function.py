@@ -12,21 +12,6 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from hush.gradients.inputs import Inputs
 
-_MODEL = "model."
-
-
-class _Call(nn.Module):
-    """A module round the model, so that functional_call swaps weights wherever losses_of reads them."""
-
-    def __init__(self, losses_of: Callable[..., Tensor], model: nn.Module) -> None:
-        super().__init__()
-        self.model = model
-        self.train(model.training) if model.training != self.training else None
-        self._losses_of = losses_of
-
-    def forward(self, inputs: Inputs) -> Tensor:
-        return self._losses_of(self.model, *inputs.args, **inputs.kwargs)
-
 
 class Function:
     """losses_of and its model. Weights that are not given are the model's own; buffers are always written as copies."""
@@ -52,36 +37,63 @@ class Function:
 
         `like_a_batch`: the draws begin as those of the last batch, so that the same layers are dropped, say.
         """
-        swapped = {_MODEL + name: tensor for name, tensor in (weights or {}).items()}
-        double = any(tensor.dtype == torch.float64 for tensor in swapped.values())
-        for name, buffer in self.model.named_buffers():
-            swapped[_MODEL + name] = buffer.detach().double() if double and is_real(buffer) else buffer.detach().clone()
-        for name, param in self.model.named_parameters() if double else ():
-            if _MODEL + name not in swapped and is_real(param):
-                swapped[_MODEL + name] = param.detach().double()
+        params = dict(self.model.named_parameters())
+        new = {id(params[name]): tensor for name, tensor in (weights or {}).items()}
+        double = any(tensor.dtype == torch.float64 for tensor in new.values())
+        for buffer in self.model.buffers():
+            new[id(buffer)] = buffer.detach().to(
+                torch.float64 if double and is_real(buffer) else buffer.dtype, copy=True
+            )
+        for param in params.values() if double else ():
+            if id(param) not in new and is_real(param):
+                new[id(param)] = param.detach().double()
         if like_a_batch and self._state is not None:
             torch.set_rng_state(self._state[0])
             random.setstate(self._state[1])
         else:
             _seed(seed)
-        call = _Call.__new__(_Call)
-        nn.Module.__init__(call)
-        call.model, call._losses_of = self.model, self.losses_of
-        with torch.enable_grad():
-            return check_losses(torch.func.functional_call(call, swapped, (inputs,)), inputs.rows)
+        with torch.enable_grad(), _swapped(self.model, new):
+            return check_losses(self.losses_of(self.model, *inputs.args, **inputs.kwargs), inputs.rows)
 
-    def jittered(self, *, double: bool = False) -> dict[str, Tensor]:
+    def jittered(self, *, double: bool = False, by: float = 0.1, seed: int = 1) -> dict[str, Tensor]:
         """Copies of the trainable weights, a little off, so that none is zero and none hides another."""
-        generator = torch.Generator().manual_seed(1)
+        generator = torch.Generator().manual_seed(seed)
         found = {}
         for name, param in self.trainable().items():
             value = param.detach().to(torch.float64, copy=True) if double else param.detach().clone()
             if is_real(value) and value.numel():
                 noise = torch.randn(value.shape, generator=generator).to(value)
                 spread = float(value.float().std(correction=0))
-                value.add_(noise, alpha=0.1 * max(spread if spread < float("inf") else 0.0, 0.02))
+                value.add_(noise, alpha=by * max(spread if spread < float("inf") else 0.0, 0.02))
             found[name] = value.requires_grad_()
         return found
+
+
+@contextmanager
+def _swapped(model: nn.Module, new: Mapping[int, Tensor]) -> Iterator[None]:
+    """Other tensors in the place of parameters and buffers, by identity: tied weights and shared modules stay tied.
+
+    What the forward pass writes in their place (new buffers, none) is put back as well.
+    """
+    kept: list[tuple[dict[str, Any], dict[str, Any]]] = []
+    lists: list[tuple[nn.Module, list[Any]]] = []
+    try:
+        for module in model.modules():
+            for place in (module._parameters, module._buffers):
+                if type(place) is dict and place:
+                    kept.append((place, dict(place)))
+                    place.update({name: new.get(id(tensor), tensor) for name, tensor in place.items()})
+            flat = module.__dict__.get("_flat_weights")  # where recurrent layers keep their weights a second time
+            if flat is not None:
+                lists.append((module, flat))
+                module.__dict__["_flat_weights"] = [new.get(id(tensor), tensor) for tensor in flat]
+        yield
+    finally:
+        for place, before in kept:
+            place.clear()
+            place.update(before)
+        for module, flat in lists:
+            module.__dict__["_flat_weights"] = flat
 
 
 def is_real(tensor: Tensor) -> bool:
