@@ -41,9 +41,8 @@ class Function:
         new = {id(params[name]): tensor for name, tensor in (weights or {}).items()}
         double = any(tensor.dtype == torch.float64 for tensor in new.values())
         for buffer in self.model.buffers():
-            new[id(buffer)] = buffer.detach().to(
-                torch.float64 if double and is_real(buffer) else buffer.dtype, copy=True
-            )
+            kind = torch.float64 if double and is_real(buffer) else buffer.dtype
+            new[id(buffer)] = buffer.detach().to(kind, copy=True)
         for param in params.values() if double else ():
             if id(param) not in new and is_real(param):
                 new[id(param)] = param.detach().double()
@@ -79,7 +78,8 @@ def _swapped(model: nn.Module, new: Mapping[int, Tensor]) -> Iterator[None]:
     lists: list[tuple[nn.Module, list[Any]]] = []
     try:
         for module in model.modules():
-            for place in (module._parameters, module._buffers):
+            places: tuple[Any, ...] = module._parameters, module._buffers
+            for place in places:
                 if type(place) is dict and place:
                     kept.append((place, dict(place)))
                     place.update({name: new.get(id(tensor), tensor) for name, tensor in place.items()})
