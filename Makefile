@@ -6,7 +6,7 @@ VENV   ?= .venv
 BIN    := $(VENV)/bin
 READY  := $(VENV)/.ready
 
-.PHONY: test train lint types unit timing test-long test-machines gpu kill-test figures docs clean
+.PHONY: test train lint types unit timing test-long test-machines gpu kill-test attack-test figures docs clean
 
 test: lint types unit timing
 
@@ -53,6 +53,11 @@ docs: $(READY)
 kill-test: $(READY)
 	$(BIN)/python tests/ledger/kill_test.py --kills 200
 	$(BIN)/python tests/ledger/kill_test.py --kills 200 --training
+
+# An hour of random steps by real processes against the ledger, after each planted fault was found.
+attack-test: $(READY)
+	$(BIN)/python tests/attacks/ledger_machine.py --faults --steps 60 --histories 40
+	$(BIN)/python tests/attacks/ledger_machine.py --histories 200 --steps 50 --seconds 3600
 
 # Figures 1 to 4 of the paper, the pictures and the results page; `make figures DEVICE=cuda` on a GPU.
 DEVICE ?= cpu

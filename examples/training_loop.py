@@ -28,7 +28,8 @@ def main(epochs: int = 5, lot_size: int = 600, examples: int = 60_000, ledger: s
     )
     print(plan)
 
-    private = hush.Private(model, plan, ledger=ledger)
+    book = None if ledger is None else hush.Ledger(ledger, create=True)
+    private = hush.Private(model, plan, ledger=book)
     for lot in private.lots():  # charged before it is handed out; an empty lot is still a step
         for index in lot.batches(256):
             losses = F.cross_entropy(model(x[index]), y[index], reduction="none")

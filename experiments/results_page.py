@@ -125,38 +125,38 @@ def overview(results: dict[str, Result]) -> list[str]:
     paper, best_rows = (results.get(name, {}).get("rows", {}) for name in ("mnist_paper", "mnist_best"))
     printed = results.get("fig2_mnist_noise_levels", {}).get("at the budget", {})
     rows = [
-        "| | epsilon | paper | must reach | goal | the paper's settings | other settings |",
-        "|---|---|---|---|---|---|---|",
+        "| | epsilon | paper | the paper's settings | other settings | printed by |",
+        "|---|---|---|---|---|---|",
     ]
     for epsilon, level in levels.items():
-        aim = {0.5: 0.90, 2.0: 0.95, 8.0: 0.97}[epsilon]
+        printed_there = {0.5: 0.90, 2.0: 0.95, 8.0: 0.97}[epsilon]
         ours = [printed.get(f"{level}, per layer, {VALID}"), paper.get(str(epsilon))]
-        rows.append(summary_line("MNIST, the paper's network", epsilon, (aim, aim, None), ours))
+        rows.append(summary_line("MNIST, the paper's network", epsilon, printed_there, ours, NETWORK))
     for name, r in results.get("mnist_baseline", {}).get("last models", {}).items():
-        aims = (results["mnist_baseline"]["paper"], 0.982, None)
         ours = [r, None] if name.startswith("paper") else [None, r]
-        rows.append(summary_line(f"MNIST, the paper's network without privacy, {name}", None, aims, ours))
+        title = f"MNIST, the paper's network without privacy, {name}"
+        rows.append(summary_line(title, None, results["mnist_baseline"]["paper"], ours, ("mnist_baseline",)))
     for name, row in best_rows.items():
         data_set, epsilon = name.split(", ")
-        title = f"{TITLES[data_set]}, best recipe (`hush train {data_set} --model best`)"
-        rows.append(summary_line(title, float(epsilon), (None, row["must reach"], row.get("goal")), [None, row]))
+        title = f"{TITLES[data_set]}, best recipe"
+        rows.append(summary_line(title, float(epsilon), None, [None, row], ("mnist_best",)))
     return rows
 
 
-Aims = tuple[float | None, float, float | None]  # printed in the paper, to be reached, hoped for
+NETWORK = ("fig2_mnist_noise_levels", "mnist_paper")
 
 
-def summary_line(title: str, epsilon: float | None, aims: Aims, ours: list[Result | None]) -> str:
-    """A row of the overview; what had to be reached and is, is bold."""
-    aim = round(100 * aims[1], 1)
+def summary_line(
+    title: str, epsilon: float | None, printed: float | None, ours: list[Result | None], programs: tuple[str, ...]
+) -> str:
+    """A row of the overview; the programs are those that printed its figures."""
     cells = [
         title,
         "-" if epsilon is None else f"{epsilon:g}",
-        *("-" if a is None else f"{100 * a:.1f} %" for a in aims),
+        "-" if printed is None else f"{100 * printed:.1f} %",
+        *("-" if row is None else reached(row) for row in ours),
+        ", ".join(f"`experiments/{name}.py`" for name in programs),
     ]
-    for row in ours:
-        mark = "**" if row is not None and round(100 * row["mean"], 2) >= aim else ""
-        cells.append("-" if row is None else f"{mark}{reached(row)}{mark}")
     return f"| {' | '.join(cells)} |"
 
 
@@ -239,7 +239,12 @@ guarantee.
 as long as the valid accounting allows; the authors chose them on MNIST and did not charge for it. "Other settings" were
 chosen on stand-ins (Fashion-MNIST, for the paper's network also glyphs drawn at random), so that choosing them looked
 at no record of MNIST; for Fashion-MNIST on 10,000 of its records that are set aside. The exceptions are the rates
-without privacy, set by hand, and what all best recipes share (see there). Bold reaches what had to be reached.
+without privacy, set by hand, and what all best recipes share (see there).
+
+The networks of this page were trained by the experiments' own loops, many runs side by side on one device: with the
+library's accounting, features and recipes, and lots and a DP-SGD of their own. They were not trained by `hush.fit`.
+The command line trains one run with the library itself: `make train` reaches 95.2 to 95.5 % at (2, 1e-5), against
+95.35 % here.
 """
 
 

@@ -1,10 +1,20 @@
 """The `hush` command: parse, call, print. A user's mistake becomes one line on standard error and exit status 2."""
 
+import os
+import re
 import sys
+import traceback
+import warnings
+from contextlib import suppress
+from typing import Any
 
 import typer
 
 from hush.commands import accounting, ledger, report, train
+from hush.ledger.plain import plain
+
+STOPPED = 130  # as shells say it for Ctrl-C
+_SAID_BY_ITS_TEXT = (ValueError, TypeError, RuntimeError)  # what hush and torch refuse with; others need their name
 
 app = typer.Typer(
     name="hush",
@@ -12,6 +22,7 @@ app = typer.Typer(
     no_args_is_help=True,
     add_completion=False,
     pretty_exceptions_enable=False,
+    rich_markup_mode=None,
 )
 train.mount(app)
 report.mount(app)
@@ -20,31 +31,62 @@ ledger.mount(app)
 
 
 def main(arguments: list[str] | None = None) -> None:
-    """The entry point; never a traceback for what a user can mistype."""
-    sys.exit(_run(sys.argv[1:] if arguments is None else arguments))
+    """The entry point; never a traceback for what a user can mistype (HUSH_TRACEBACK=1 asks for one)."""
+    for stream in (sys.stdout, sys.stderr):
+        with suppress(AttributeError, ValueError):  # a name that the terminal cannot write is shown as escapes
+            stream.reconfigure(errors="backslashreplace")  # type: ignore[union-attr]
+    with warnings.catch_warnings():
+        warnings.simplefilter("default", UserWarning)
+        warnings.showwarning = _warn  # type: ignore[assignment]
+        sys.exit(_run(sys.argv[1:] if arguments is None else arguments))
 
 
 def _run(arguments: list[str]) -> int:
     command = typer.main.get_command(app)
     try:
         status = command.main(arguments, prog_name="hush", standalone_mode=False)
-    except (ValueError, OSError) as mistake:
-        return _complain(str(mistake))
-    except typer.Abort:
-        return _complain("stopped")
+        sys.stdout.flush()
+    except BrokenPipeError:  # whoever reads has read enough
+        sys.stdout = open(os.devnull, "w")  # noqa: SIM115  # for the flush at the end of the process
+        return 1
+    except (KeyboardInterrupt, typer.Abort):
+        return _complain("stopped", STOPPED)
     except Exception as mistake:
-        # Usage errors of typer's own parser (its base class has moved between versions) know how to say themselves.
-        say = getattr(mistake, "format_message", None)
-        if say is None:
-            raise
-        where = getattr(getattr(mistake, "ctx", None), "command_path", "hush")
-        return _complain(f"{say() or 'no command given'} (see {where} --help)")
+        if os.environ.get("HUSH_TRACEBACK"):
+            traceback.print_exception(mistake)
+        return _complain(_words(mistake), STOPPED if isinstance(mistake, train.Stopped) else 2)
     return status if isinstance(status, int) else 0
 
 
-def _complain(message: str) -> int:
-    print("hush: " + " ".join(message.split()), file=sys.stderr)
-    return 2
+def _words(mistake: Exception) -> str:
+    """What to say of a mistake."""
+    # Usage errors of typer's own parser (its base class has moved between versions) know how to say themselves.
+    say = getattr(mistake, "format_message", None)
+    if say is not None:
+        where = getattr(getattr(mistake, "ctx", None), "command_path", "hush")
+        return f"{say() or 'no command given'} (see {where} --help)"
+    if isinstance(mistake, OSError) and mistake.strerror:
+        return f"{mistake.strerror}: {mistake.filename}" if mistake.filename is not None else mistake.strerror
+    ours = type(mistake).__module__.split(".")[0] == "hush"
+    if str(mistake) and (ours or (isinstance(mistake, _SAID_BY_ITS_TEXT) and not isinstance(mistake, RecursionError))):
+        return str(mistake)
+    last = traceback.extract_tb(mistake.__traceback__)[-1:]
+    place = "".join(f" ({frame.filename}, line {frame.lineno})" for frame in last)
+    return f"{type(mistake).__name__}: {mistake}{place}; HUSH_TRACEBACK=1 shows how it came to that"
+
+
+def _complain(message: str, status: int = 2) -> int:
+    print(f"hush: {_line(message)}", file=sys.stderr)
+    return status
+
+
+def _line(message: str) -> str:
+    """The message in one line that a terminal can show; of what is endless, the beginning."""
+    return plain(re.sub(r"\S{301,}", lambda found: found[0][:300] + "…", " ".join(message.split())), most=2000)
+
+
+def _warn(message: Any, *_: Any) -> None:
+    print(f"hush: warning: {_line(str(message))}", file=sys.stderr)
 
 
 if __name__ == "__main__":

@@ -14,11 +14,12 @@ from hush.accounting.bounds import Bounds
 from hush.captured.batch import Region
 from hush.checks.check import check
 from hush.checks.guards import Guard, check_groups, check_optimizer
+from hush.checks.processes import require_one_process
 from hush.gradients.clipped import clipped_sum
 from hush.gradients.sums.lot_sum import LotSum
 from hush.ledger import Ledger
+from hush.ledger.charged_sampler import ChargedSampler
 from hush.ledger.charging import ChargeAccount, open_account
-from hush.ledger.course import Course
 from hush.noise.release import Due, Releaser, distance_of_run
 from hush.plan import Plan, clip_from_dict, clip_to_dict
 from hush.sampling.batches import Handed, rows_that_count
@@ -63,6 +64,7 @@ class Private:
         noise: Literal["gaussian", "discrete"] = "gaussian",
         public_buffers: Sequence[str] = (),
     ) -> None:
+        require_one_process()
         self.model = model
         self.plan = plan
         if noise not in ("gaussian", "discrete"):
@@ -73,7 +75,7 @@ class Private:
         check_groups(plan.clip.at(0), self._parameters, noisy=plan.noise_at(0) > 0)
         parameters = dict(model.named_parameters())
         distance = distance_of_run(plan.steps + plan.reserve, parameters) if noise == "discrete" else 0.0
-        self._course = Course(plan, open_account(plan, ledger, distance=distance), seed, distance=distance)
+        self._course = ChargedSampler(plan, open_account(plan, ledger, distance=distance), seed, distance=distance)
         self._releaser = Releaser(self._course.key, expected_size=plan.lots.expected_size, discrete=noise == "discrete")
         self._clip = plan.clip
         self._sum = LotSum()

@@ -95,7 +95,7 @@ def test_at_rate_one_it_is_the_analytic_gaussian(noise, steps, delta):
 
 
 @pytest.mark.parametrize(("noise", "steps"), [(0.3, 2), (2.0, 30), (1000.0, 50)])
-def test_shuffled_lots_cost_at_most_one_participation_and_at_least_random_allocation(noise, steps):
+def test_hazard_41_shuffled_lots_cost_at_most_one_participation_and_at_least_random_allocation(noise, steps):
     exact = float(gaussian_epsilon(noise, steps, 1e-5))
     bounds = pld.epsilon(Shuffled(7, Gaussian(noise)) * steps, delta=1e-5)
     assert exact * (1 - 1e-12) <= bounds.upper <= exact * (1 + 1e-6) + 1e-9

@@ -109,6 +109,17 @@ def test_steps_are_the_last_that_fit(capsys: pytest.CaptureFixture[str], samplin
     assert answer(capsys, f"epsilon --steps {values['steps'] + 1} {rest}")["epsilon"] > 3  # type: ignore[operator]
 
 
+def test_a_search_that_takes_long_gives_renyis_answer_and_says_so(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rest = "--epsilon 2 --delta 1e-5 --rate 0.01 --steps 10000"
+    quick = answer(capsys, f"noise {rest} --accountant renyi")
+    monkeypatch.setattr("hush.commands.accounting._PATIENCE", -1.0)
+    status, out, err = hush(capsys, f"noise {rest} --json")
+    assert status == 0 and json.loads(out) == quick
+    assert err == "hush: warning: a search by pld takes too long: this is Renyi's answer\n"
+
+
 def test_compare_draws_the_papers_figure(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     picture = tmp_path / "compare.png"
     values = answer(capsys, f"compare --rate 0.01 --noise 4 --epochs 400 --delta 1e-5 --plot {picture}")
@@ -127,12 +138,12 @@ MISTAKES = {
     "epsilon --rate 1.5 --noise 4 --steps 10 --delta 1e-5": "rate must lie in [0, 1]",
     "epsilon --rate -0.1 --noise 4 --steps 10 --delta 1e-5": "rate must lie in [0, 1]",
     "epsilon --rate nan --noise 4 --steps 10 --delta 1e-5": "rate must lie in [0, 1]",
-    "epsilon --rate 0.1 --noise 0 --steps 10 --delta 1e-5": "positive number",
-    "epsilon --rate 0.1 --noise -2 --steps 10 --delta 1e-5": "positive number",
-    "epsilon --rate 0.1 --noise inf --steps 10 --delta 1e-5": "positive number",
+    "epsilon --rate 0.1 --noise 0 --steps 10 --delta 1e-5": "noise must lie in [0.05, 1e+06]",
+    "epsilon --rate 0.1 --noise -2 --steps 10 --delta 1e-5": "noise must lie in",
+    "epsilon --rate 0.1 --noise inf --steps 10 --delta 1e-5": "noise must lie in",
     "epsilon --rate 0.1 --noise 4 --steps 10 --delta 0": "delta must lie in (0, 1)",
     "epsilon --rate 0.1 --noise 4 --steps 10 --delta 1": "delta must lie in (0, 1)",
-    "epsilon --rate 0.1 --noise 4 --steps -1 --delta 1e-5": "steps must be a whole number >= 0",
+    "epsilon --rate 0.1 --noise 4 --steps -1 --delta 1e-5": "steps must lie in [0, 1e+12], got -1",
     "epsilon --rate 0.1 --noise 4 --steps 10.5 --delta 1e-5": "--steps",
     "epsilon --rate lots --noise 4 --steps 10 --delta 1e-5": "--rate",
     "epsilon --rate 0.1 --noise loud --steps 10 --delta 1e-5": "--noise",
@@ -142,21 +153,30 @@ MISTAKES = {
     "epsilon --rate 0.1 --noise 4 --steps 10 --delta 1e-5 --sampling weighted": "sampling must be poisson",
     "epsilon --rate 0.013 --noise 4 --steps 10 --delta 1e-5 --sampling shuffled": "whole number of lots",
     "epsilon --rate 0 --noise 4 --steps 10 --delta 1e-5 --sampling allocated": "whole number of lots",
-    "epsilon --rate 0.1 --noise 1e-200 --steps 10 --delta 1e-5": "positive number",
-    "epsilon --rate 0.1 --noise 1e200 --steps 10 --delta 1e-5": "positive number",
-    "epsilon --rate 0.1 --noise 1e-4 --steps 10 --delta 1e-5": "noise must lie in [0.001, 1e+06]",
-    "epsilon --rate 0.1 --noise 4 --steps 1000000000001 --delta 1e-5": "steps must be at most 1e+12",
+    "epsilon --rate 0.1 --noise 1e-200 --steps 10 --delta 1e-5": "noise must lie in [0.05, 1e+06]",
+    "epsilon --rate 0.1 --noise 1e200 --steps 10 --delta 1e-5": "noise must lie in [0.05, 1e+06]",
+    "epsilon --rate 0.1 --noise 1e-4 --steps 10 --delta 1e-5": "noise must lie in [0.05, 1e+06]",
+    "epsilon --rate 0.1 --noise 4 --steps 1000000000001 --delta 1e-5": "steps must lie in [0, 1e+12]",
     "epsilon --rate 0.1 --noise 4 --steps 1e400 --delta 1e-5": "--steps",
-    "delta --rate 0.1 --noise 4 --steps 10 --epsilon -1": "epsilon must be a number >= 0",
-    "delta --rate 0.1 --noise 4 --steps 10 --epsilon inf": "epsilon must be a number >= 0",
+    "delta --rate 0.1 --noise 4 --steps 10 --epsilon -1": "epsilon must lie in [0, 1000]",
+    "delta --rate 0.1 --noise 4 --steps 10 --epsilon inf": "epsilon must lie in [0, 1000]",
     "delta --rate 0.1 --noise 4 --steps 10 --epsilon 1 --accountant strong-paper": "no delta from strong-paper",
     "delta --rate 0.1 --noise 4 --steps 10": "--epsilon",
-    "compare --rate 1e-9 --noise 4 --delta 1e-5 --epochs 1000000": "at most 1e+08 lots",
     "noise --epsilon 0 --delta 1e-5 --rate 0.1 --steps 10": "epsilon must be a positive number",
     "noise --epsilon 2 --delta 1e-5 --rate 0.1 --steps 10 --accountant strong-paper": "not a valid bound",
     "steps --epsilon 2 --delta 2 --rate 0.1 --noise 4": "delta must lie in (0, 1)",
+    "compare --rate 5e-324 --noise 4 --delta 1e-5": "rate must be 0 or at least 1e-06",
+    "epsilon --rate 0.5 --noise 0.01 --steps 100000 --delta 1e-5": "noise must lie in",
+    "epsilon --rate 0.5 --noise 0.1 --steps 100000 --delta 1e-5": "came one that costs about epsilon 2.47e+06",
+    "epsilon --rate 0.01 --noise 1e-200 --steps 10 --delta 1e-5": "noise must lie in",
+    "epsilon --rate 0.01 --noise 1e200 --steps 10 --delta 1e-5": "noise must lie in",
+    "epsilon --rate 0.01 --noise 4 --steps 1e400 --delta 1e-5": "not a whole number",
+    "epsilon --rate 0.01 --noise 4 --steps 1e18 --delta 1e-5": "steps must lie in",
+    "epsilon --rate 1e-6 --noise 1 --steps 100000000 --delta 1e-5 --sampling allocated": "at least 1e-05 for allocated",
+    "compare --rate 1e-9 --noise 4 --delta 1e-5 --epochs 1000000": "rate must be 0 or at least 1e-06",
+    "epsilon --rate 0.3 --noise 0.06 --steps 1e9 --delta 1e-200": "costs about epsilon",
     "compare --rate 0 --noise 4 --delta 1e-5": "rate must lie in (0, 1]",
-    "compare --rate 0.1 --noise 4 --delta 1e-5 --epochs 0": "epochs must be a whole number >= 1",
+    "compare --rate 0.1 --noise 4 --delta 1e-5 --epochs 0": "epochs must lie in [1, 1e+06]",
     "compare --rate 0.5 --noise 4 --delta 1e-5 --epochs 1 --plot /no/such/folder/x.png": "/no/such/folder",
     "compare --rate 0.5 --noise 4 --delta 1e-5 --epochs 1 --plot picture.xyz": "xyz",
     "frobnicate": "frobnicate",

@@ -35,7 +35,7 @@ def test_show_says_what_is_left_of_a_cap(capfd: pytest.CaptureFixture[str], tmp_
 
 
 def test_without_a_cap_slices_are_shown_where_they_add_up(capfd: pytest.CaptureFixture[str], tmp_path: Path) -> None:
-    with Ledger(tmp_path / "x.hush") as ledger:
+    with Ledger(tmp_path / "x.hush", create=True) as ledger:
         assert "spent" not in shown(capfd, tmp_path / "x.hush")
         spend(ledger, *"abcdefg")
         now = shown(capfd, tmp_path / "x.hush")

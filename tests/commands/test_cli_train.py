@@ -78,7 +78,7 @@ def test_hazard_27_the_paper_recipe_is_clipped_noised_and_charged(
     whole = compose([(Gaussian(found.pca_noise), 1), (steps, 30)])
     assert summary["epsilon"] == epsilon(whole, delta=1e-5).upper
     with Ledger(tmp_path / "mnist.hush") as ledger:
-        (page,) = ledger.pages()
+        (page,) = ledger.accounts()
         assert page.closed and page.event(page.spent) == whole and page.data is not None
     code, out, _ = call(capfd, "report", tmp_path / "run")
     assert code == 0 and "DP-PCA" in out and "Not covered" in out and "differentially private" in out
@@ -175,9 +175,9 @@ def test_mistakes_are_one_line_with_exit_status_2(
         ("train", "mnist", "--epsilon", -1): "epsilon must be a positive number",
         ("train", "mnist", "--model", "worst"): "no recipe",
         ("train", "mnist", "--device", "nonsense"): "cannot be used",
-        ("train", f"{script}:job", "--lot", 0): "'--lot'",
-        ("train", "mnist", "--lot", 0): "'--lot'",
-        ("train", "mnist", "--batch", 0): "'--batch'",
+        ("train", f"{script}:job", "--lot", 0): "--lot must lie in [1",
+        ("train", "mnist", "--lot", 0): "--lot must lie in [1",
+        ("train", "mnist", "--batch", 0): "--batch must lie in [1",
         ("train", f"{script}:job", "--sampling", "cyclic"): "sampling must be",
         ("train", f"{script}:job", "--resume"): "resume needs the folder",
         ("train", f"{script}:job", "--tensorboard"): "give out=FOLDER",

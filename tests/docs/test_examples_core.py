@@ -70,7 +70,7 @@ def test_hazard_27_training_loop(audit: Audit, tmp_path: Path) -> None:
     spent = example("training_loop").main(epochs=1, lot_size=200, examples=4000, ledger=str(tmp_path / "mnist.hush"))
     assert len(audit.multipliers) == 20 and len(set(audit.multipliers)) == 1
     assert all(1.0 <= bound <= 1.05 for bound in audit.bounds)
-    (page,) = Ledger(tmp_path / "mnist.hush").pages()
+    (page,) = Ledger(tmp_path / "mnist.hush").accounts()
     event = PoissonSampled(0.05, Gaussian(audit.multipliers[0])) * 20
     assert page.closed and page.spent == 20 and page.event(20) == event
     assert spent == epsilon(event, delta=1e-5) and spent.upper <= 2.0
@@ -79,7 +79,7 @@ def test_hazard_27_training_loop(audit: Audit, tmp_path: Path) -> None:
 def test_hazard_27_svrg(audit: Audit, monkeypatch: pytest.MonkeyPatch) -> None:
     charged: list[int] = []
     close = MemoryAccount.close
-    monkeypatch.setattr(MemoryAccount, "close", lambda self: (charged.append(self.reserved), close(self))[1])
+    monkeypatch.setattr(MemoryAccount, "close", lambda self: (charged.append(self.taken), close(self))[1])
     accuracy, spent = example("svrg").main(rounds=2, steps=15, noise=2.0)
     assert audit.multipliers == [20.0, *[2.0] * 15] * 2 and charged == [1, 15] * 2
     event = (PoissonSampled(1.0, Gaussian(20.0)) + PoissonSampled(0.05, Gaussian(2.0)) * 15) * 2

@@ -24,10 +24,9 @@ def run(folder: Path, process: int) -> None:
                 name = f"{process}-{number}"
                 account = ledger.open_account(name, **PLAN)
                 granted[name] = 0
-                for unit in range(1, 1 + (process * 7 + number * 5) % UNITS):
-                    account.reserve(unit)
-                    granted[name] = unit
-                account.settle(granted[name])
+                for _ in range((process * 7 + number * 5) % UNITS):
+                    granted[name] = account.take() + 1
+                account.settle()
         except BudgetExhausted:
             (folder / f"granted-{process}").write_text(json.dumps(granted))
 

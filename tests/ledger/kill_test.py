@@ -3,10 +3,10 @@
     python tests/ledger/kill_test.py --kills 200 [--training]
 
 With --training a small network is trained by hush.Private. Without it the run is as light as it can be while it does
-everything a run does with its ledger: it makes the file, opens accounts, reserves, releases (one line appended to a
+everything a run does with its ledger: it makes the file, opens accounts, takes units, releases (one line appended to a
 file, which survives SIGKILL), settles, writes checkpoints, resumes, closes.
 
-After every kill: no account has released more than its ledger page states, the cap holds, the checkpoint loads or does
+After every kill: no account has released more than is on record for it, the cap holds, the checkpoint loads or does
 not exist yet, and the ledger holds the head that the checkpoint has seen.
 """
 
@@ -47,21 +47,19 @@ def train(folder: Path) -> None:
     with Ledger(folder / "data.hush", budget=CAP, seen=seen) as ledger:
         released = os.open(folder / "released", os.O_WRONLY | os.O_APPEND | os.O_CREAT)
         while True:
-            unfinished = [page.name for page in ledger.pages() if not page.closed]
+            unfinished = [record.name for record in ledger.accounts() if not record.closed]
             if unfinished:
                 account = ledger.resume_account(unfinished[0], seen=seen)
             else:
-                name = f"run{len(ledger.pages())}"
+                name = f"run{len(ledger.accounts())}"
                 account = ledger.open_account(name, budget=SLICE, units=[(UNIT, UNITS)])
-            unit = account.reserved
             try:
                 while True:
-                    unit += 1
-                    account.reserve(unit)
+                    account.take()
                     os.write(released, account.name.encode() + b"\n")  # the release, after the charge
                     step += 1
                     if step % 10 == 0:
-                        account.settle(unit)
+                        account.settle()
                         state = {"weight": torch.full((100,), float(step))}
                         facts = {"step": step, "account": account.to_dict()}
                         checkpoints.save(folder / "checkpoint", checkpoints.Checkpoint(state, facts, account.head()))
@@ -79,11 +77,11 @@ def train_a_network(folder: Path) -> None:
     released = os.open(folder / "released", os.O_WRONLY | os.O_APPEND | os.O_CREAT)
     with Ledger(folder / "data.hush", budget=CAP, seen=last.seen if last else None) as ledger:
         while True:
-            unfinished = [page.name for page in ledger.pages() if not page.closed]
+            unfinished = [record.name for record in ledger.accounts() if not record.closed]
             if unfinished:
                 account = ledger.resume_account(unfinished[0])
             else:
-                name = f"run{len(ledger.pages())}"
+                name = f"run{len(ledger.accounts())}"
                 account = ledger.open_account(name, budget=SLICE, units=plan.units, upfront=plan.spent, data=(x, y))
             model = torch.nn.Sequential(torch.nn.Linear(8, 16), torch.nn.Tanh(), torch.nn.Linear(16, 3))
             optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
@@ -134,11 +132,13 @@ def check(folder: Path) -> int:
         assert not released and last is None, "something was released without a ledger"
         return 0
     with Ledger(folder / "data.hush", seen=last.seen if last else None) as ledger:
-        pages = {page.name: page for page in ledger.pages()}
-        assert released.keys() <= pages.keys(), "an account that released something is not on record"
+        accounts = {record.name: record for record in ledger.accounts()}
+        assert released.keys() <= accounts.keys(), "an account that released something is not on record"
         for name, units in released.items():
-            assert units <= pages[name].spent, f"{name} released {units} units, the ledger states {pages[name].spent}"
-        assert len(pages) <= ACCOUNTS, "the cap was passed"
+            assert units <= accounts[name].spent, (
+                f"{name} released {units} units, the ledger states {accounts[name].spent}"
+            )
+        assert len(accounts) <= ACCOUNTS, "the cap was passed"
     if last is not None:
         step = last.facts["step"]
         assert torch.equal(last.state["weight"], torch.full((100,), float(step))), "a mixed checkpoint"

@@ -16,7 +16,7 @@ def main() -> None:
     epsilon(Gaussian(100.0), delta=1e-6)  # everything is imported before the rights are dropped
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
-        Ledger(folder / "data.hush").close()
+        Ledger(folder / "data.hush", create=True).close()
         if os.getuid() == 0:
             for path in (folder, *folder.iterdir()):
                 os.chown(path, ORDINARY, ORDINARY)
@@ -25,7 +25,7 @@ def main() -> None:
             os._exit(as_ordinary_user(folder))
         assert os.waitstatus_to_exitcode(os.waitpid(process, 0)[1]) == 0, "granted"
         with Ledger(folder / "data.hush") as ledger:
-            assert not ledger.pages()
+            assert not ledger.accounts()
     print("nothing granted")
 
 
@@ -39,7 +39,7 @@ def as_ordinary_user(folder: Path) -> int:
         else:
             folder.chmod(0o500)
         with Ledger(folder / "data.hush") as ledger:
-            ledger.open_account("run", **PLAN).reserve(1)
+            ledger.open_account("run", **PLAN).take()
     except LedgerUnwritable as error:
         print(error, file=sys.stderr)
         return 0

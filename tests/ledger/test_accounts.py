@@ -1,7 +1,9 @@
 """Accounts: reserved before use, settled, resumed, taken over, closed."""
 
+import copy
 import math
 import os
+import pickle
 import subprocess
 import sys
 import time
@@ -37,104 +39,153 @@ def account(ledger):
 
 
 def on_record(ledger) -> int:
-    """What another process would read, through its own connection."""
+    """What another process would read, through its own opening of the file."""
     with Ledger(ledger.path) as other:
-        return other.pages()[0].spent
+        return other.accounts()[0].spent
 
 
-def test_reserve_is_on_record_before_it_returns(ledger, account):
-    for unit in range(1, 151):
-        account.reserve(unit)
-        assert on_record(ledger) >= unit
+def take(account, units: int) -> list[int]:
+    return [account.take() for _ in range(units)]
+
+
+def test_a_unit_is_on_record_before_it_is_handed_out(ledger, account):
+    for unit in range(150):
+        assert account.take() == unit == account.taken - 1
+        assert on_record(ledger) > unit
+    assert account.left == 0
 
 
 def test_a_plan_with_fewer_units_refuses_and_records_nothing(ledger, account):
-    account.reserve(149)
+    take(account, 149)
     before = on_record(ledger)
     with pytest.raises(BudgetExhausted, match=r"at most 150 units .* a request for 151; the run ends"):
-        account.reserve(151)
+        account.spend_up_to(151)
     assert on_record(ledger) == before
-    account.reserve(150)
+    assert account.take() == 149
+    with pytest.raises(BudgetExhausted):
+        account.take()
 
 
-def test_settle_frees_what_was_reserved_ahead(ledger, account):
-    account.reserve(3)
+def test_settle_frees_what_was_reserved_ahead_and_nothing_else(ledger, account):
+    take(account, 3)
     assert account.reserved > 3
-    account.settle(3)
+    account.settle()
     assert account.reserved == on_record(ledger) == 3
-    account.reserve(4)
+    assert account.take() == 3
     assert on_record(ledger) >= 4
 
 
-@pytest.mark.parametrize("units", [9, 1000])
-def test_settle_refuses_less_than_was_asked_for_and_more_than_was_reserved(account, units):
-    account.reserve(10)
-    with pytest.raises(AccountRefused, match="settle what was really used"):
-        account.settle(units)
+def test_s2_an_account_given_to_several_runs_hands_each_unit_to_one(ledger, account):
+    """Threads as well: forty units are forty units, whoever asks."""
+    from concurrent.futures import ThreadPoolExecutor
+
+    with ThreadPoolExecutor(5) as runs:
+        got = [unit for units in runs.map(lambda _: take(account, 30), range(5)) for unit in units]
+    assert sorted(got) == list(range(150))
+    with pytest.raises(BudgetExhausted):
+        account.take()
+
+
+def test_s2_accounts_are_not_copied(ledger, account):
+    for one in (account, MemoryAccount(units=UNITS), ledger):
+        for copied in (copy.copy, copy.deepcopy, pickle.dumps):
+            with pytest.raises(TypeError, match="cannot be copied"):
+                copied(one)
+
+
+def test_units_that_an_earlier_run_used_are_spent_and_not_handed_out(ledger, account):
+    account.spend_up_to(40)
+    account.spend_up_to(7)
+    assert account.take() == 40 and on_record(ledger) >= 41
+    for units in (-1, 1.5, "2", True):
+        with pytest.raises(ValueError, match="a whole number"):
+            account.spend_up_to(units)
 
 
 def test_hazard_22_resumed_account_starts_after_every_reserved_unit(ledger, account):
     """Steps since the last checkpoint stay spent; nothing that may have been released is handed out again."""
-    account.reserve(20)
-    account.settle(20)
-    account.reserve(21)  # a block ahead is on record; then the process dies
+    take(account, 20)
+    account.settle()
+    take(account, 1)  # a block ahead is on record; then the process dies
     reserved = on_record(ledger)
     with Ledger(ledger.path) as again:
         resumed = again.resume_account("run")
-        assert resumed.reserved == reserved > 21
+        assert resumed.taken == resumed.reserved == reserved > 21
         assert resumed.left == 150 - reserved
-        with pytest.raises(AccountRefused):
-            resumed.settle(21)  # the dead process may have used all of its block
-        resumed.reserve(reserved + 1)
+        resumed.settle()
+        assert on_record(ledger) == reserved, "the dead process may have used all of its block"
+        assert resumed.take() == reserved
 
 
 def test_an_account_that_is_used_up_says_so_when_resumed(ledger, account):
-    account.reserve(150)
+    take(account, 150)
     with Ledger(ledger.path) as again:
         resumed = again.resume_account("run")
         assert resumed.left == 0
         with pytest.raises(BudgetExhausted, match="the run ends here"):
-            resumed.reserve(151)
+            resumed.take()
 
 
 def test_two_processes_never_use_the_same_unit(ledger, account):
-    account.reserve(1)
+    got = take(account, 1)
     with Ledger(ledger.path) as again:
         other = again.resume_account("run")
-        first_of_other = other.reserved + 1
-        other.reserve(first_of_other)
-        last_of_first = account.reserved
-        for unit in range(2, last_of_first + 1):
-            account.reserve(unit)  # its own block, charged before it was taken over
-        assert last_of_first < first_of_other
-        for forbidden in (lambda: account.reserve(last_of_first + 1), lambda: account.close(last_of_first)):
+        got += take(other, 1)
+        got += take(account, account.reserved - 1)  # its own block, charged before it was taken over
+        for forbidden in (account.take, account.close):
             with pytest.raises(AccountRefused, match="another process has resumed"):
                 forbidden()
+        got += take(other, 20)
+    assert len(set(got)) == len(got) and max(got) < on_record(ledger)
 
 
-def test_a_forked_process_cannot_use_the_account(ledger, account):
-    account.reserve(1)
-    account._pid = ledger._store._pid = os.getpid() + 1  # as a forked child sees it
-    with pytest.raises(LedgerError, match="a forked copy"):
-        account.reserve(1)
+@pytest.mark.parametrize("kind", ["ledger", "memory"])
+def test_a_forked_process_cannot_use_the_account(ledger, account, kind):
+    """A real fork: what is in memory says that the parent's next units are free."""
+    one = account if kind == "ledger" else MemoryAccount(units=UNITS)
+    one.take()
+    child = os.fork()
+    if child == 0:
+        refused = 0
+        for use in (one.take, one.close, lambda: one.spend_up_to(9), ledger.accounts):
+            try:
+                use()
+            except LedgerError as error:
+                refused += "forked copy" in str(error)
+        os._exit(refused)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 4, "each of the four was refused"
+    assert one.take() == 1, "the child has changed nothing for its parent"
 
 
 def test_a_closed_account_grants_nothing(ledger, account):
-    account.reserve(5)
+    take(account, 5)
     account.close()
     account.close()
-    assert account.closed and on_record(ledger) == 5
-    with pytest.raises(AccountRefused, match="a closed account"):
-        account.reserve(6)
-    with pytest.raises(AccountRefused, match="a closed account"):
-        account.reserve(2)
-    with pytest.raises(AccountRefused, match="a closed account"):
-        ledger.resume_account("run")
+    assert account.closed and account.left == 0 and on_record(ledger) == 5
+    for refused in (account.take, account.settle, lambda: ledger.resume_account("run")):
+        if refused == account.settle:
+            refused()  # nothing to give back
+            continue
+        with pytest.raises(AccountRefused, match="a closed account"):
+            refused()
+    assert on_record(ledger) == 5
 
 
 def test_a_name_is_used_once(ledger, account):
     with pytest.raises(AccountRefused, match="resume it, or choose another"):
         ledger.open_account("run", budget=SLICE, units=UNITS)
+
+
+@pytest.mark.parametrize(
+    "name", ["", "a" * 201, "a\nspent: epsilon 0", "\x1b[8m", "\u202eback", "nul\0", "e\u0301", " a", "a\u200b", 7]
+)
+def test_s10_names_and_reasons_can_be_shown_to_a_person(ledger, name):
+    with pytest.raises(AccountRefused, match="expected a name that can be shown; came") as refusal:
+        ledger.open_account(name, budget=SLICE, units=UNITS)
+    assert str(refusal.value).isprintable() and len(str(refusal.value)) < 300
+    with pytest.raises(ValueError, match=r"a reason has (1 to 1000|printable) characters"):
+        ledger.link(refusal=1, reason=name if name != "a" * 201 else "a" * 1001)
+    assert not ledger.accounts()
 
 
 def test_an_unknown_account_is_named_with_those_that_exist(ledger, account):
@@ -148,26 +199,28 @@ def test_units_are_whole_numbers(ledger, units):
         ledger.open_account("run", budget=SLICE, units=[(Gaussian(100.0), units)])
 
 
-def test_an_interrupted_reservation_does_not_harm_the_file(ledger, account, monkeypatch):
-    """Ctrl-C after the commit and before the books know: the next reservation finds more on record than it knew."""
+@pytest.mark.parametrize("kind", ["take", "settle", "close"])
+def test_an_interrupt_after_a_write_is_durable_does_no_harm(ledger, account, monkeypatch, kind):
+    """Ctrl-C after the entry is on disk and before the account knows: more or as much is on record, never less."""
     from hush.ledger import witness
 
     def interrupted(*_):
         raise KeyboardInterrupt
 
-    account.reserve(1)
+    got = take(account, 16 if kind == "take" else 3)
     with monkeypatch.context() as patch:
         patch.setattr(witness, "advance", interrupted)
         with pytest.raises(KeyboardInterrupt):
-            account.reserve(40)
-    account.reserve(18)
-    assert on_record(ledger) >= 40
+            getattr(account, kind)()
+    if kind != "close":
+        got += take(account, 2)
+    assert got == list(range(len(got))) and on_record(ledger) >= len(got)
 
 
 def test_events_of_the_first_units_follow_the_plans_order(ledger, account):
-    page = ledger.pages()[0]
-    assert page.event(120) == Gaussian(100.0) * 100 + Gaussian(200.0) * 20
-    assert page.event(0) == Gaussian(100.0) * 0
+    record = ledger.accounts()[0]
+    assert record.event(120) == Gaussian(100.0) * 100 + Gaussian(200.0) * 20
+    assert record.event(0) == Gaussian(100.0) * 0
 
 
 def test_spent_is_the_whole_plan_and_so_far_is_not(ledger):
@@ -175,7 +228,7 @@ def test_spent_is_the_whole_plan_and_so_far_is_not(ledger):
     from hush import accounting
 
     account = ledger.open_account("run", budget=SLICE, units=[(Gaussian(100.0), 100)], upfront=Gaussian(50.0))
-    account.reserve(25)
+    take(account, 25)
     whole = 1 / math.sqrt(100 / 100.0**2 + 1 / 50.0**2)
     begun = 1 / math.sqrt(25 / 100.0**2 + 1 / 50.0**2)
     assert account.spent(delta=1e-6).upper == pytest.approx(
@@ -188,15 +241,15 @@ def test_spent_is_the_whole_plan_and_so_far_is_not(ledger):
 
 def test_memory_account_counts_like_one_on_a_ledger():
     account = MemoryAccount(units=[(Gaussian(100.0), 3)], upfront=Gaussian(100.0))
-    account.reserve(2)
-    assert (account.reserved, account.left, account.total) == (2, 1, 3)
+    assert take(account, 2) == [0, 1]
+    assert (account.taken, account.reserved, account.left, account.total) == (2, 2, 1, 3)
     with pytest.raises(BudgetExhausted):
-        account.reserve(4)
+        account.spend_up_to(4)
     assert account.so_far(delta=1e-9) == epsilon(Gaussian(100.0) * 3, delta=1e-9)
     assert account.spent(delta=1e-9) == epsilon(Gaussian(100.0) * 4, delta=1e-9)
     account.close()
-    with pytest.raises(BudgetExhausted):
-        account.reserve(3)
+    with pytest.raises(AccountRefused):
+        account.take()
 
 
 @pytest.mark.parametrize("place", ["file", "folder"])
@@ -211,15 +264,15 @@ def test_read_only_is_said_clearly_and_nothing_is_granted(tmp_path_factory, plac
 def test_size_limit_on_files_is_said_clearly(ledger, account):
     import resource
 
-    account.reserve(1)
+    account.take()
     limits = resource.getrlimit(resource.RLIMIT_FSIZE)
     try:
-        resource.setrlimit(resource.RLIMIT_FSIZE, (4096, limits[1]))
+        resource.setrlimit(resource.RLIMIT_FSIZE, (os.stat(ledger.path).st_size + 40, limits[1]))
         with pytest.raises(LedgerUnwritable):
-            account.reserve(60)
+            take(account, 60)
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, limits)
-    account.reserve(60)
+    account.spend_up_to(60)
     assert on_record(ledger) >= 60
 
 
@@ -232,12 +285,12 @@ def test_charging_costs_less_than_one_percent_of_a_step(tmp_path):
 
     def charging(path: Path) -> float:
         spent = 0.0
-        with Ledger(path) as ledger:
+        with Ledger(path, create=True) as ledger:
             unit = PoissonSampled(0.01, Gaussian(8.0))
             account = ledger.open_account("run", budget=Budget(epsilon=2.0, delta=1e-5), units=[(unit, 6000)])
-            for step in range(1, 601):
+            for _ in range(600):
                 began = time.perf_counter()
-                account.reserve(step)
+                account.take()
                 spent += time.perf_counter() - began
                 time.sleep(0.005)
         return spent / 600

@@ -87,19 +87,22 @@ def reseal(generation) -> None:
 
 def test_hazard_23_a_tampered_history_is_refused(tmp_path):
     """The account lives in the ledger; the checkpoint only says which head it has seen, and that must be there."""
-    with Ledger(tmp_path / "l") as ledger:
+    with Ledger(tmp_path / "l", create=True) as ledger:
         account = ledger.open_account("run", budget=Budget(epsilon=1.0, delta=1e-6), units=[(Gaussian(100.0), 50)])
-        account.reserve(20)
+        account.spend_up_to(20)
         save(tmp_path / "run", Checkpoint({}, {"account": account.to_dict()}, account.head()))
     seen = load(tmp_path / "run").seen
     Ledger(tmp_path / "l", seen=seen).close()
     for path in tmp_path.glob("l*"):
         path.unlink()
-    with Ledger(tmp_path / "l") as fresh, pytest.raises(LedgerRolledBack, match="a checkpoint or report has seen"):
+    with (
+        Ledger(tmp_path / "l", create=True) as fresh,
+        pytest.raises(LedgerRolledBack, match="a checkpoint or report has seen"),
+    ):
         fresh.resume_account("run", seen=seen)
-    text = (tmp_path / "run" / "1" / "facts.json").read_text()
-    (tmp_path / "run" / "1" / "facts.json").write_text(text.replace('sequence\\": 3', 'sequence\\": 1'))
-    assert text != (tmp_path / "run" / "1" / "facts.json").read_text()
+    text = (tmp_path / "run" / "generation-1" / "facts.json").read_text()
+    (tmp_path / "run" / "generation-1" / "facts.json").write_text(text.replace('sequence\\": 3', 'sequence\\": 1'))
+    assert text != (tmp_path / "run" / "generation-1" / "facts.json").read_text()
     with pytest.raises(CheckpointError, match="changed or damaged"):
         load(tmp_path / "run")
 
@@ -131,7 +134,7 @@ def test_a_view_does_not_take_its_neighbours_along(tmp_path):
     """A row of the training data must not carry the whole of it into the file."""
     secret = torch.full((1000, 64), 7.0)
     save(tmp_path / "run", Checkpoint({"row": secret[3]}, FACTS))
-    assert (tmp_path / "run" / "1" / "state.pt").stat().st_size < 10_000
+    assert (tmp_path / "run" / "generation-1" / "state.pt").stat().st_size < 10_000
     assert torch.equal(load(tmp_path / "run").state["row"], secret[3])
 
 
@@ -155,16 +158,16 @@ def test_the_newest_of_many_is_read_and_only_one_is_kept(tmp_path):
     for step in range(12):
         save(tmp_path / "run", Checkpoint({"x": torch.tensor(step)}, {"step": step}))
     assert load(tmp_path / "run").facts["step"] == 11
-    assert [child.name for child in (tmp_path / "run").iterdir()] == ["12"]
+    assert [child.name for child in (tmp_path / "run").iterdir()] == ["generation-12"]
 
 
 def test_leftovers_of_a_killed_process_do_no_harm(tmp_path):
     save(tmp_path / "run", Checkpoint({}, {"step": 1}))
-    (tmp_path / "run" / "new-123").mkdir()
-    (tmp_path / "run" / "new-123" / "state.pt").write_bytes(b"half")
+    (tmp_path / "run" / ".hush-new-0123456789abcdef").mkdir()
+    (tmp_path / "run" / ".hush-new-0123456789abcdef" / "state.pt").write_bytes(b"half")
     assert load(tmp_path / "run").facts["step"] == 1
     save(tmp_path / "run", Checkpoint({}, {"step": 2}))
-    assert [child.name for child in (tmp_path / "run").iterdir()] == ["2"]
+    assert [child.name for child in (tmp_path / "run").iterdir()] == ["generation-2"]
 
 
 def test_a_failed_save_keeps_the_checkpoint_before_it(tmp_path, monkeypatch):
@@ -178,7 +181,7 @@ def test_a_failed_save_keeps_the_checkpoint_before_it(tmp_path, monkeypatch):
         with pytest.raises(CheckpointError, match="came No space left on device; make room"):
             save(tmp_path / "run", Checkpoint({}, {"step": 2}))
     assert load(tmp_path / "run").facts["step"] == 1
-    assert [child.name for child in (tmp_path / "run").iterdir()] == ["1"]
+    assert [child.name for child in (tmp_path / "run").iterdir()] == ["generation-1"]
 
 
 def test_an_empty_folder_has_no_checkpoint(tmp_path):

@@ -16,13 +16,13 @@ X, Y = torch.arange(60.0).reshape(20, 3), torch.arange(20) % 4
 
 
 def test_hazard_32_other_data_is_refused_until_it_is_linked(tmp_path):
-    with Ledger(tmp_path / "l") as ledger:
+    with Ledger(tmp_path / "l", create=True) as ledger:
         ledger.open_account("a", data=(X, Y), **PLAN)
         ledger.open_account("b", data=(X.clone(), Y.clone()), **PLAN)
         grown = (torch.cat([X, X[:1]]), torch.cat([Y, Y[:1]]))
         with pytest.raises(DataNotLinked, match=r"hush ledger link .*l (\d+) --reason WHY") as refusal:
             ledger.open_account("c", data=grown, **PLAN)
-        assert [page.name for page in ledger.pages()] == ["a", "b"]
+        assert [record.name for record in ledger.accounts()] == ["a", "b"]
         number = int(str(refusal.value).split(" --reason")[0].rsplit(" ", 1)[1])
         ledger.link(refusal=number, reason="one patient came")
         ledger.open_account("c", data=grown, **PLAN)
@@ -35,15 +35,15 @@ def test_hazard_32_other_data_is_refused_until_it_is_linked(tmp_path):
 
 
 def test_hazard_32_a_resumed_run_brings_the_same_data(tmp_path):
-    with Ledger(tmp_path / "l") as ledger:
-        ledger.open_account("a", data=(X, Y), **PLAN).reserve(1)
+    with Ledger(tmp_path / "l", create=True) as ledger:
+        ledger.open_account("a", data=(X, Y), **PLAN).take()
         with pytest.raises(DataNotLinked):
             ledger.resume_account("a", data=(X + 1, Y))
-        assert ledger.resume_account("a", data=(X, Y)).reserved >= 1
+        assert ledger.resume_account("a", data=(X, Y)).taken >= 1
 
 
 def test_linking_needs_the_number_of_a_refusal(tmp_path):
-    with Ledger(tmp_path / "l") as ledger, pytest.raises(DataNotLinked, match=r"\(here: none\)"):
+    with Ledger(tmp_path / "l", create=True) as ledger, pytest.raises(DataNotLinked, match=r"\(here: none\)"):
         ledger.link(refusal=4, reason="no")
 
 
@@ -104,14 +104,14 @@ def test_the_fingerprint_is_keyed_and_never_printed(tmp_path, capsys):
 
     marks = []
     for name in "ab":
-        with Ledger(tmp_path / name) as ledger:
+        with Ledger(tmp_path / name, create=True) as ledger:
             ledger.open_account("run", data=X, **PLAN)
-            marks.append(ledger.pages()[0].data)
+            marks.append(ledger.accounts()[0].data)
             with pytest.raises(DataNotLinked) as refusal:
                 ledger.open_account("other", data=Y, **PLAN)
             said = str(refusal.value)
-            books = ledger._store.books
-            assert not any(mark in said for mark in (*books.linked, *books.refused.values()))
+            balances = ledger._file.balances
+            assert not any(mark in said for mark in (*balances.linked, *balances.refused.values()))
     assert marks[0] != marks[1], "two ledgers must not show that they hold the same data"
     assert hashlib.sha256(X.numpy().tobytes()).hexdigest() not in marks
     with pytest.raises(SystemExit):
@@ -120,8 +120,8 @@ def test_the_fingerprint_is_keyed_and_never_printed(tmp_path, capsys):
 
 
 def test_a_run_without_known_data_is_charged_all_the_same(tmp_path):
-    with Ledger(tmp_path / "l") as ledger:
+    with Ledger(tmp_path / "l", create=True) as ledger:
         ledger.open_account("a", data=X, **PLAN)
         ledger.open_account("b", **PLAN)
-        assert [page.data is None for page in ledger.pages()] == [False, True]
+        assert [record.data is None for record in ledger.accounts()] == [False, True]
         assert ledger.spent(delta=1e-5).upper == 1.0

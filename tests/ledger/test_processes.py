@@ -21,7 +21,7 @@ def test_eight_processes_pass_no_cap_and_lose_no_charge(tmp_path):
     for path in tmp_path.glob("granted-*"):
         granted |= json.loads(path.read_text())
     with Ledger(tmp_path / "data.hush") as ledger:
-        pages = {page.name: page.spent for page in ledger.pages()}
+        pages = {page.name: page.spent for page in ledger.accounts()}
         assert pages == granted, "a charge was lost or invented"
         assert len(pages) == 30, "slices of 0.1 under a cap of 3: thirty, not one more or less"
         assert ledger.spent(delta=1e-5).upper == 3.0

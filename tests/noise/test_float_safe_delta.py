@@ -65,18 +65,19 @@ def test_at_its_real_size_it_is_counted_and_costs_nothing() -> None:
 def test_a_budget_without_room_is_refused_before_anything_is_charged(coarse: float, tmp_path: Path) -> None:
     model = nn.Linear(5, 1)
     tight = plan(budget=Budget(epsilon=plan().epsilon(delta=1e-5).upper, delta=1e-5))
+    Ledger(tmp_path / "book.hush", create=True).close()
     for ledger in (None, tmp_path / "book.hush"):
         with pytest.raises(ValueError, match="slightly smaller"):
             Private(model, tight, ledger, noise="discrete")
-    assert not (tmp_path / "book.hush").exists() or not Ledger(tmp_path / "book.hush").pages()
+    assert not Ledger(tmp_path / "book.hush").accounts()
     Private(model, tight, noise="gaussian")
 
 
 def test_an_account_takes_the_slice_with_it(coarse: float, tmp_path: Path) -> None:
     """A plan without a budget takes what it costs: the ledger's record is true of the noise that is drawn."""
-    private = Private(nn.Linear(5, 1), plan(), tmp_path / "book.hush", noise="discrete")
+    private = Private(nn.Linear(5, 1), plan(), Ledger(tmp_path / "book.hush", create=True), noise="discrete")
     private.detach()
-    (page,) = Ledger(tmp_path / "book.hush").pages()
+    (page,) = Ledger(tmp_path / "book.hush").accounts()
     assert page.budget is not None
     accounted = hush.accounting.delta(plan().event, epsilon=page.budget.epsilon).upper
     assert accounted + added_delta(coarse, page.budget.epsilon) <= page.budget.delta

@@ -90,7 +90,7 @@ def test_a_ledger_that_was_rolled_back_is_refused_and_a_missing_one_is_said(fold
     for file in copy.glob("ledger.hush*"):
         file.unlink()
     assert "was not found" in str(read_statement(copy))
-    with Ledger(copy / "ledger.hush"):
+    with Ledger(copy / "ledger.hush", create=True):
         pass
     with pytest.raises(LedgerError):
         read_statement(copy)
@@ -98,6 +98,7 @@ def test_a_ledger_that_was_rolled_back_is_refused_and_a_missing_one_is_said(fold
 
 def test_other_runs_on_the_same_ledger_are_added_up(tmp_path: Path) -> None:
     book = tmp_path / "data.hush"
+    Ledger(book, create=True).close()
     run(ledger=book)
     second = run(ledger=book, out=tmp_path / "run").statement
     assert second.ledger is not None and second.ledger["accounts"] == 2

@@ -1,57 +1,24 @@
-"""A disk that forgets what was not synced, and one that fills up: a layer between SQLite and the operating system.
+"""A disk that forgets what was not synced, and one that fills up: between the ledger and the operating system.
 
 SIGKILL does not test fsync, because the operating system keeps what a dead process wrote. Here every write, truncation
-and sync of SQLite is seen. `image` gives the files as a power cut could leave them: what was synced, and any part of
-what was not, in pieces.
+and sync of the ledger is seen. `after_power_cut` is a file as a power cut could leave it: what was synced, and any part
+of what was not, in pieces.
 """
 
-import _sqlite3
-import ctypes
+import errno
+import os
 import random
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from ctypes import CFUNCTYPE, POINTER, Structure, c_char_p, c_int, c_int64, c_void_p, string_at
 from dataclasses import dataclass, field
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
-OK, FULL = 0, 13
-_library = ctypes.CDLL(_sqlite3.__file__)  # the very SQLite that Python uses
-_library.sqlite3_vfs_find.restype = c_void_p
+from hush.ledger import ledger_file, witness
 
-_Close = CFUNCTYPE(c_int, c_void_p)
-_Write = CFUNCTYPE(c_int, c_void_p, c_void_p, c_int, c_int64)
-_Truncate = CFUNCTYPE(c_int, c_void_p, c_int64)
-_Sync = CFUNCTYPE(c_int, c_void_p, c_int)
-_Open = CFUNCTYPE(c_int, c_void_p, c_void_p, c_void_p, c_int, POINTER(c_int))
-
-
-class _Methods(Structure):
-    _fields_ = (
-        ("version", c_int),
-        ("close", _Close),
-        ("read", c_void_p),
-        ("write", _Write),
-        ("truncate", _Truncate),
-        ("sync", _Sync),
-        *[(f"other{i}", c_void_p) for i in range(13)],
-    )
-
-
-class _File(Structure):
-    _fields_ = (("methods", POINTER(_Methods)),)
-
-
-class _System(Structure):
-    _fields_ = (
-        ("version", c_int),
-        ("file_size", c_int),
-        ("longest_path", c_int),
-        ("next", c_void_p),
-        ("name", c_char_p),
-        ("data", c_void_p),
-        ("open", _Open),
-        *[(f"other{i}", c_void_p) for i in range(15)],
-    )
+Event = tuple[str, int, int, bytes]
+"""What happened (write, truncate, sync), to which inode, at which offset, with which bytes."""
 
 
 @dataclass
@@ -61,95 +28,85 @@ class Content:
     safe: bytes = b""
     pending: list[tuple[int, bytes | None]] = field(default_factory=list)
 
-    def now(self) -> bytes:
-        return _applied(self.safe, self.pending)
+    def note(self, kind: str, offset: int, data: bytes) -> None:
+        if kind == "sync":
+            self.safe, self.pending = _applied(self.safe, self.pending), []
+        else:
+            self.pending.append((offset, data if kind == "write" else None))
 
-    def after_power_cut(self, chance: random.Random) -> bytes:
-        kept = [(offset, _torn(data, chance)) for offset, data in self.pending if chance.random() < 0.5]
+    def after_power_cut(self, chance: random.Random | None) -> bytes:
+        """Only what was synced, or with `chance` also parts of what was not."""
+        kept = (
+            [] if chance is None else [(at, _torn(data, chance)) for at, data in self.pending if chance.random() < 0.5]
+        )
         return _applied(self.safe, kept)
+
+    def at_some_moment(self, chance: random.Random) -> bytes:
+        """As it was after one of its writes, for a file of one sector."""
+        return _applied(self.safe, self.pending[: chance.randrange(len(self.pending) + 1)])
 
 
 @dataclass
 class Disk:
-    """All files SQLite has open or had open, by path. `full_after`: writes until the disk is full, None for never."""
+    """All files that were written, by inode. `room`: bytes until the disk is full, None for an endless one."""
 
-    files: dict[str, Content] = field(default_factory=dict)
+    files: dict[int, Content] = field(default_factory=dict)
     syncs: int = 0
-    full_after: int | None = None
+    room: int | None = None
+
+    def note(self, event: Event) -> None:
+        kind, inode, offset, data = event
+        self.files.setdefault(inode, Content()).note(kind, offset, data)
+        self.syncs += kind == "sync"
 
     def image(self, source: Path, target: Path, *, chance: random.Random | None) -> None:
-        """A folder after a power cut: only what was synced, or with `chance` also parts of what was not."""
+        """A folder after a power cut."""
         target.mkdir()
-        for path, content in self.files.items():
-            if Path(path).parent == source:
-                left = content.safe if chance is None else content.after_power_cut(chance)
-                (target / Path(path).name).write_bytes(left)
+        for path in source.iterdir():
+            if path.is_file() and path.stat().st_ino in self.files:
+                (target / path.name).write_bytes(self.files[path.stat().st_ino].after_power_cut(chance))
 
 
 @contextmanager
 def forgetful_disk() -> Iterator[Disk]:
-    """Every database opened inside goes through the layer."""
+    """Every ledger used inside goes through the layer."""
     disk = Disk()
-    original_at = _library.sqlite3_vfs_find(None)
-    original = ctypes.cast(original_at, POINTER(_System)).contents
-    system = _System.from_buffer_copy(original)
-    system.name = b"forgetful"
-    tables: dict[int, tuple[_Methods, _Methods]] = {}  # SQLite's own, and ours that calls it
-    paths: dict[int, str] = {}
-
-    def open_(vfs: int, name: int | None, file: int, flags: int, out: object) -> int:
-        result = original.open(original_at, name, file, flags, out)
-        opened = ctypes.cast(file, POINTER(_File)).contents
-        if result == OK and name:
-            path = string_at(name).decode()
-            paths[file] = path
-            if path not in disk.files:
-                disk.files[path] = Content(Path(path).read_bytes())
-            at = ctypes.addressof(opened.methods.contents)
-            if at not in tables:
-                theirs = _Methods.from_address(at)
-                ours = _Methods.from_buffer_copy(theirs)
-                ours.write, ours.truncate, ours.sync = write, truncate, sync
-                tables[at] = (theirs, ours)
-                by_ours[ctypes.addressof(ours)] = theirs
-            opened.methods = ctypes.pointer(tables[at][1])
-        return result
-
-    by_ours: dict[int, _Methods] = {}
-
-    def theirs(file: int) -> _Methods:
-        return by_ours[ctypes.addressof(ctypes.cast(file, POINTER(_File)).contents.methods.contents)]
-
-    @_Write
-    def write(file: int, data: int, size: int, offset: int) -> int:
-        if disk.full_after is not None:
-            if disk.full_after <= 0:
-                return FULL
-            disk.full_after -= 1
-        disk.files[paths[file]].pending.append((offset, string_at(data, size)))
-        return theirs(file).write(file, data, size, offset)
-
-    @_Truncate
-    def truncate(file: int, size: int) -> int:
-        disk.files[paths[file]].pending.append((size, None))
-        return theirs(file).truncate(file, size)
-
-    @_Sync
-    def sync(file: int, flags: int) -> int:
-        result = theirs(file).sync(file, flags)
-        if result == OK:
-            content = disk.files[paths[file]]
-            content.safe, content.pending = content.now(), []
-            disk.syncs += 1
-        return result
-
-    system.open = _Open(open_)
-    assert _library.sqlite3_vfs_register(ctypes.byref(system), 1) == OK
-    try:
+    with watched(disk.note, room=disk):
         yield disk
+
+
+@contextmanager
+def watched(note: Callable[[Event], None], *, room: Disk | None = None) -> Iterator[None]:
+    """The ledger's calls of the system are noted: writes before they happen, syncs after."""
+
+    def pwrite(descriptor: int, data: bytes, offset: int) -> int:
+        if room is not None and room.room is not None and len(data) > room.room:
+            data = data[: room.room]  # a full disk takes what fits, then nothing
+            if not data:
+                raise OSError(errno.ENOSPC, "No space left on device")
+        if room is not None and room.room is not None:
+            room.room -= len(data)
+        note(("write", os.fstat(descriptor).st_ino, offset, bytes(data)))
+        return os.pwrite(descriptor, data, offset)
+
+    def ftruncate(descriptor: int, size: int) -> None:
+        note(("truncate", os.fstat(descriptor).st_ino, size, b""))
+        os.ftruncate(descriptor, size)
+
+    def fsync(descriptor: int) -> None:
+        os.fsync(descriptor)
+        note(("sync", os.fstat(descriptor).st_ino, 0, b""))
+
+    ours: dict[str, Any] = {name: getattr(os, name) for name in dir(os) if not name.startswith("__")}
+    layer = SimpleNamespace(**ours | {"pwrite": pwrite, "ftruncate": ftruncate, "fsync": fsync})
+    modules: list[Any] = [ledger_file, witness]
+    for module in modules:
+        module.os = layer
+    try:
+        yield
     finally:
-        _library.sqlite3_vfs_unregister(ctypes.byref(system))
-        _library.sqlite3_vfs_register(c_void_p(original_at), 1)
+        for module in modules:
+            module.os = os
 
 
 def _applied(safe: bytes, changes: list[tuple[int, bytes | None]]) -> bytes:
@@ -157,15 +114,12 @@ def _applied(safe: bytes, changes: list[tuple[int, bytes | None]]) -> bytes:
     for offset, data in changes:
         if data is None:
             del content[offset:]
-            content.extend(bytes(max(0, offset - len(content))))
-        else:
-            content.extend(bytes(max(0, offset - len(content))))
+        content.extend(bytes(max(0, offset - len(content))))
+        if data is not None:
             content[offset : offset + len(data)] = data
     return bytes(content)
 
 
 def _torn(data: bytes | None, chance: random.Random) -> bytes | None:
-    """A write can stop at any sector."""
-    if data is None or chance.random() < 0.5:
-        return data
-    return data[: 512 * chance.randrange(len(data) // 512 + 1)]
+    """A write can stop anywhere."""
+    return data if data is None or chance.random() < 0.5 else data[: chance.randrange(len(data) + 1)]

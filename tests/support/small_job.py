@@ -25,7 +25,7 @@ def job(crash_at: int | None = None, **changes: Any) -> Job:
     measured = iter(range(1000))
 
     def metric(outputs: Tensor, targets: Tensor) -> Tensor:
-        if next(measured) == crash_at:
+        if len(outputs) == 100 and next(measured) == crash_at:  # the few records that are tried first do not count
             raise Crash
         return (outputs.argmax(1) == targets).double()
 

@@ -106,11 +106,13 @@ def test_hazard_21_the_upfront_access_is_charged_before_it_is_done(tmp_path: Pat
             on_record.append(other.spent(delta=1e-4).upper)
         return Gaussian(4.0)
 
+    Ledger(tmp_path / "data.hush", create=True).close()
     run(ledger=tmp_path / "data.hush", upfront=Upfront(name="a look", event=Gaussian(4.0), run=look))
     assert on_record and on_record[0] >= epsilon(Gaussian(4.0), delta=1e-4).lower
 
 
 def test_hazard_32_other_data_is_refused(tmp_path: Path) -> None:
+    Ledger(tmp_path / "data.hush", create=True).close()
     run(ledger=tmp_path / "data.hush")
     with pytest.raises(DataNotLinked, match="hush ledger link"):
         run(data=blobs(400, seed=9), ledger=tmp_path / "data.hush")
@@ -119,8 +121,8 @@ def test_hazard_32_other_data_is_refused(tmp_path: Path) -> None:
 def test_a_refused_model_costs_nothing(tmp_path: Path) -> None:
     bad = nn.Sequential(nn.Linear(5, 8), nn.BatchNorm1d(8), nn.Linear(8, 2))
     with pytest.raises(RuntimeError, match="BatchNorm"):
-        run(bad, ledger=tmp_path / "data.hush")
-    assert not (tmp_path / "data.hush").exists()
+        run(bad, ledger=Ledger(tmp_path / "data.hush", create=True))
+    assert not Ledger(tmp_path / "data.hush").accounts()
 
 
 def test_loss_forms() -> None:
@@ -175,7 +177,7 @@ def test_mistakes_are_told_before_anything_is_charged(tmp_path: Path) -> None:
         for words, changes in mistakes:
             with pytest.raises((TypeError, ValueError), match=words):
                 run(model, ledger=ledger, **changes)
-        assert not ledger.pages()
+        assert not ledger.accounts()
 
 
 def test_quantile_clip_counts_are_named_among_the_accesses() -> None:

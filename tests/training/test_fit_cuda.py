@@ -38,7 +38,7 @@ def test_data_and_ledger_on_a_gpu(tmp_path: Path) -> None:
     on_gpu = tuple(part.cuda() for part in blobs())
     with Ledger(tmp_path / "data.hush", budget=BUDGET) as ledger:
         result = run(data=on_gpu, device="cuda", ledger=ledger, out=tmp_path / "run")
-        (page,) = ledger.pages()
+        (page,) = ledger.accounts()
         assert result.ended == "finished" and page.closed and page.spent == result.steps == 30
     assert "cuda" not in str(torch.load(tmp_path / "run" / "model.pt", weights_only=True, map_location="cpu"))
 

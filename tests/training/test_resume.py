@@ -59,7 +59,7 @@ def test_hazard_22_a_secure_run_never_uses_its_noise_again(tmp_path: Path, monke
     assert isinstance(noise, float)
     seen.check(steps=len(seen.multipliers), noise=noise, clip=1.0)
     with Ledger(tmp_path / "run" / "ledger.hush") as ledger:
-        (page,) = ledger.pages()
+        (page,) = ledger.accounts()
         assert page.closed and page.spent >= len(seen.multipliers), "lost steps stay spent"
     assert result.epsilon.upper <= BUDGET.epsilon
 
@@ -72,7 +72,7 @@ def test_without_a_reserve_the_resumed_run_ends_short_and_says_so(tmp_path: Path
     assert result.ended == "account" and 20 <= result.steps < 50
     assert "ended short" in str(result.statement) and result.epsilon.upper <= BUDGET.epsilon
     with Ledger(tmp_path / "run" / "ledger.hush") as ledger:
-        assert [page.spent for page in ledger.pages()] == [50]
+        assert [page.spent for page in ledger.accounts()] == [50]
 
 
 def test_a_finished_run_can_be_asked_again_and_an_unfinished_one_is_not_overwritten(tmp_path: Path) -> None:
@@ -85,7 +85,8 @@ def test_a_finished_run_can_be_asked_again_and_an_unfinished_one_is_not_overwrit
         train(job(), conduct(tmp_path / "cut"))
     with pytest.raises(ValueError, match="resume needs the folder"):
         train(job(), conduct(tmp_path, out=None, resume=True))
-    fresh = train(job(), conduct(tmp_path / "new", resume=True))
+    with pytest.warns(PrivacyWarning, match=r"no run in .* to resume"):
+        fresh = train(job(), conduct(tmp_path / "new", resume=True))
     assert fresh.ended == "finished" and fresh.statement.facts["resumed"] == 0
 
 
@@ -115,6 +116,7 @@ def test_hazard_32_a_run_does_not_resume_on_other_data(tmp_path: Path) -> None:
 
 def test_a_ledger_that_was_taken_away_or_rolled_back_is_noticed(tmp_path: Path) -> None:
     book = tmp_path / "data.hush"
+    Ledger(book, create=True).close()
     with pytest.raises(Crash):
         train(job(crash_at=2), conduct(tmp_path / "run", ledger=book))
     with pytest.raises(LedgerError, match="resume with the same ledger"):
@@ -179,7 +181,8 @@ def _child(folder: Path, released: Path) -> None:
         return add_noise(*args, **rest)
 
     hush.noise.release.add_noise = noting
-    train(job(), conduct(folder, ledger=folder.parent / "data.hush", resume=True, checkpoint_every=5))
+    book = Ledger(folder.parent / "data.hush", create=True)
+    train(job(), conduct(folder, ledger=book, resume=True, checkpoint_every=5))
 
 
 def test_hazard_21_killed_at_any_moment_the_ledger_states_no_less_than_was_released(tmp_path: Path) -> None:
@@ -208,7 +211,7 @@ def test_hazard_21_killed_at_any_moment_the_ledger_states_no_less_than_was_relea
         _, status = os.waitpid(process, 0)
         assert os.WIFSIGNALED(status) == (wait is not None)
         with Ledger(tmp_path / "data.hush") as ledger:
-            (page,) = ledger.pages()
+            (page,) = ledger.accounts()
             assert page.spent >= released.stat().st_size
             assert ledger.spent(delta=budget.delta).upper <= budget.epsilon
     assert os.waitstatus_to_exitcode(status) == 0

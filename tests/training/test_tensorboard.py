@@ -30,6 +30,15 @@ def test_event_files_hold_the_history_and_nothing_else(tmp_path: Path) -> None:
             assert math.isclose(value, entry[name], rel_tol=1e-6)
 
 
+def test_event_files_do_not_tell_how_long_an_epoch_took(tmp_path: Path) -> None:
+    """That follows the sizes of the lots: all entries have one time, in whole minutes."""
+    run(tensorboard=True, out=tmp_path / "run")
+    events = EventAccumulator(str(tmp_path / "run" / "tensorboard"))
+    events.Reload()
+    (moment,) = {one.wall_time for name in events.Tags()["scalars"] for one in events.Scalars(name)}
+    assert moment % 60 == 0
+
+
 def test_a_resumed_run_goes_on_in_the_same_folder(tmp_path: Path) -> None:
     with pytest.raises(Crash):
         train(job(crash_at=3), conduct(tmp_path / "run", tensorboard=True))

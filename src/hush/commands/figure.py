@@ -1,6 +1,7 @@
 """The picture of `hush compare`; matplotlib is imported only when one is drawn."""
 
 from collections.abc import Mapping, Sequence
+from importlib.util import find_spec
 from pathlib import Path
 
 from hush.accounting import rounded_up
@@ -13,6 +14,19 @@ STYLES = {
     "renyi": ("Renyi, tight conversion", "#67a9cf", "--"),
     "pld": ("privacy loss distribution", "#1b7837", "-"),
 }
+
+
+_KINDS = (".png", ".pdf", ".svg")
+
+
+def must_be_drawable(path: Path) -> None:
+    """Refuse before the work what could not be drawn after it."""
+    if path.suffix.lower() not in _KINDS:
+        raise ValueError(f"--plot must name a file ending in {', '.join(_KINDS)}, got {path}")
+    if not path.parent.is_dir() or path.is_dir():
+        raise ValueError(f"--plot must name a file in a folder that exists, got {path}")
+    if find_spec("matplotlib") is None:
+        raise ValueError("--plot needs matplotlib, which is not installed; leave --plot out, or install it")
 
 
 def draw(path: Path, *, epochs: Sequence[int], curves: Mapping[str, Sequence[float]], title: str) -> None:

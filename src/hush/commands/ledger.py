@@ -1,21 +1,20 @@
 """hush ledger: make a ledger, look at it, check it, close or link what needs a person's word. Imports no torch."""
 
 import json
-from collections.abc import Iterator
-from contextlib import contextmanager
 from decimal import Decimal
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
-from hush.accounting.bounds import Bounds, Budget
-from hush.ledger import BudgetExhausted, Head, Ledger, LedgerError
-from hush.ledger.books import Page
+from hush.accounting.bounds import Bounds
+from hush.commands.ranges import count, path, proper_budget, proper_delta
+from hush.ledger import AccountRecord, BudgetExhausted, Head, Ledger, LedgerError
+from hush.ledger.plain import plain
 
 app = typer.Typer(name="ledger", no_args_is_help=True, help="The durable account of a dataset.")
 
-File = Annotated[Path, typer.Argument(help="The ledger's file.")]
+File = Annotated[Path, typer.Argument(parser=path, metavar="FILE", help="The ledger's file.")]
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON object.")]
 
 
@@ -36,14 +35,13 @@ def open_(
 
     Example: hush ledger open patients.hush --epsilon 3 --delta 1e-6
     """
-    with _one_line():
-        if (epsilon is None) != (delta is None):
-            raise LedgerError("--epsilon and --delta together", "one of them", "give both, or none for no cap")
-        if file.exists():
-            raise LedgerError("a file that does not exist yet", str(file), "look at it with: hush ledger show")
-        budget = None if epsilon is None or delta is None else Budget(epsilon=epsilon, delta=delta)
-        with Ledger(file, budget=budget, rule=rule) as ledger:  # type: ignore[arg-type]  # checked there
-            _print(_summary(ledger, None), as_json)
+    if (epsilon is None) != (delta is None):
+        raise LedgerError("--epsilon and --delta together", "one of them", "give both, or none for no cap")
+    if file.exists() or file.is_symlink():
+        raise LedgerError("a file that does not exist yet", str(file), "look at it with: hush ledger show")
+    budget = None if epsilon is None or delta is None else proper_budget(epsilon, delta)
+    with Ledger(file, budget=budget, rule=rule) as ledger:  # type: ignore[arg-type]  # checked there
+        _print(_summary(ledger, None), as_json)
 
 
 @app.command()
@@ -58,16 +56,18 @@ def show(
 
     Example: hush ledger show patients.hush --delta 1e-6
     """
-    with _one_line(), _existing(file) as ledger:
+    with _existing(file) as ledger:
         if delta is None:
             delta = _usual_delta(ledger)
-        _print(_summary(ledger, delta), as_json)
+        _print(_summary(ledger, None if delta is None else proper_delta(delta)), as_json)
 
 
 @app.command()
 def check(
     file: File,
-    checkpoint: Annotated[Path | None, typer.Option(help="A checkpoint that has seen this ledger.")] = None,
+    checkpoint: Annotated[
+        Path | None, typer.Option(parser=path, metavar="FOLDER", help="A checkpoint that has seen this ledger.")
+    ] = None,
     head: Annotated[str | None, typer.Option(help="SEQUENCE:HASH as a report states it.")] = None,
     as_json: Json = False,
 ) -> None:
@@ -75,8 +75,8 @@ def check(
 
     Example: hush ledger check patients.hush --checkpoint runs/mine/checkpoint
     """
-    with _one_line(), _existing(file) as ledger:
-        seen = [_parse(head)] if head else []
+    with _existing(file) as ledger:
+        seen = [] if head is None else [_parse(head)]
         if checkpoint is not None:
             seen.append(_seen_by(checkpoint))
         for one in seen:
@@ -92,7 +92,7 @@ def close(
 
     Example: hush ledger close patients.hush "mine 2026-01-31T12:00:00-1f2e3d4c"
     """
-    with _one_line(), _existing(file) as ledger:
+    with _existing(file) as ledger:
         ledger.close_account(account)
         _print(_summary(ledger, None), as_json)
 
@@ -100,7 +100,9 @@ def close(
 @app.command()
 def link(
     file: File,
-    refusal: Annotated[int, typer.Argument(help="The number that the refused run has named.")],
+    refusal: Annotated[
+        int, typer.Argument(parser=count, metavar="NUMBER", help="The number that the refused run has named.")
+    ],
     reason: Annotated[str, typer.Option(help="Why this is the same people's data, for the record.")],
     as_json: Json = False,
 ) -> None:
@@ -108,7 +110,7 @@ def link(
 
     Example: hush ledger link patients.hush 17 --reason 'January added'
     """
-    with _one_line(), _existing(file) as ledger:
+    with _existing(file) as ledger:
         ledger.link(refusal=refusal, reason=reason)
         _print({"linked": refusal, "reason": reason}, as_json)
 
@@ -116,6 +118,8 @@ def link(
 def _existing(file: Path) -> Ledger:
     if not file.exists():
         raise LedgerError("a ledger", f"no file {file}", f"make it first: hush ledger open {file}")
+    if not file.is_file():  # a device or a pipe would be read for ever
+        raise LedgerError("a ledger", f"{file}, which is no file", "give the ledger's file")
     return Ledger(file)
 
 
@@ -123,7 +127,7 @@ def _usual_delta(ledger: Ledger) -> float | None:
     """The cap's; without one the sum over the accounts, at which slices add up; None where nothing is known of it."""
     if ledger.budget is not None:
         return ledger.budget.delta
-    declared = sum(Decimal(repr(page.budget.delta)) for page in ledger.pages() if page.budget is not None)
+    declared = sum(Decimal(repr(record.budget.delta)) for record in ledger.accounts() if record.budget is not None)
     return float(declared) if 0 < declared < 1 else None
 
 
@@ -133,7 +137,7 @@ def _summary(ledger: Ledger, delta: float | None) -> dict[str, Any]:
         "ledger": str(ledger.path),
         "rule": ledger.rule_name,
         "cap": None if cap is None else {"epsilon": cap.epsilon, "delta": cap.delta},
-        "accounts": [_account(page) for page in ledger.pages()],
+        "accounts": [_account(record) for record in ledger.accounts()],
         "head": ledger.head().to_dict(),
     }
     if delta is not None:
@@ -149,27 +153,24 @@ def _summary(ledger: Ledger, delta: float | None) -> dict[str, Any]:
     return summary
 
 
-def _account(page: Page) -> dict[str, Any]:
-    budget = page.budget
+def _account(record: AccountRecord) -> dict[str, Any]:
+    budget = record.budget
     return {
-        "name": page.name,
-        "opened_at": page.opened_at,
-        "closed": page.closed,
-        "units": page.total,
-        "units_spent": page.spent,
+        "name": record.name,
+        "opened_at": record.opened_at,
+        "closed": record.closed,
+        "units": record.total,
+        "units_spent": record.spent,
         "epsilon": None if budget is None else budget.epsilon,
         "delta": None if budget is None else budget.delta,
-        "data_known": page.data is not None,
+        "data_known": record.data is not None,
     }
 
 
 def _seen_by(folder: Path) -> Head:
     from hush.ledger import checkpoints
 
-    try:
-        found = checkpoints.load(folder).seen
-    except checkpoints.CheckpointError as error:
-        raise ValueError(str(error)) from None
+    found = checkpoints.load(folder).seen
     if found is None:
         raise LedgerError("a checkpoint of a run with a ledger", "one without", "give another checkpoint")
     return found
@@ -177,7 +178,9 @@ def _seen_by(folder: Path) -> Head:
 
 def _parse(head: str) -> Head:
     sequence, _, digest = head.partition(":")
-    return Head.from_dict({"sequence": int(sequence) if sequence.isdecimal() else None, "hash": digest})
+    if not (sequence.isdecimal() and len(sequence) < 20 and len(digest) == 64):
+        raise ValueError(f"--head must be SEQUENCE:HASH, as a report states it, got {head[:100]!r}")
+    return Head.from_dict({"sequence": int(sequence), "hash": digest})
 
 
 def _print(summary: dict[str, Any], as_json: bool) -> None:
@@ -194,19 +197,10 @@ def _line(key: str, value: Any) -> str:
             return f"{key}: epsilon {epsilon:.15g} at delta {delta:.15g}"
         case _, {"sequence": sequence, "hash": digest}:
             return f"{key}: {sequence}:{digest}"  # as check --head takes it
-    return f"{key}: {'none' if value is None else value}"
+    return f"{key}: {'none' if value is None else plain(value)}"
 
 
 def _row(row: dict[str, Any]) -> str:
     state = "closed" if row["closed"] else "open"
     declared = "" if row["epsilon"] is None else f", epsilon {row['epsilon']:g} at delta {row['delta']:g}"
-    return f"{row['name']}: {row['units_spent']} of {row['units']} units, {state}{declared}"
-
-
-@contextmanager
-def _one_line() -> Iterator[None]:
-    """What the ledger refuses is a user's matter: the application prints it in one line."""
-    try:
-        yield
-    except LedgerError as error:
-        raise ValueError(str(error)) from None
+    return f"{plain(row['name'])}: {row['units_spent']} of {row['units']} units, {state}{declared}"

@@ -69,6 +69,8 @@ def _located(named: str) -> Iterator[None]:
         raise
     except SyntaxError as error:  # it names the line itself
         raise ValueError(f"{named} cannot be read: {error}") from error
+    except SystemExit as error:
+        raise ValueError(f"{named} ended the process (exit {error.code}) while it was read") from error
     except Exception as error:
         frames = traceback.extract_tb(error.__traceback__)
         own = [frame for frame in frames if "site-packages" not in frame.filename and "<frozen" not in frame.filename]

@@ -1,7 +1,7 @@
 """The durable account of a dataset: reserve before use, settle at checkpoints, never less on record than released."""
 
 from hush.ledger.account import Account, MemoryAccount
-from hush.ledger.book import Ledger
+from hush.ledger.balances import AccountRecord
 from hush.ledger.chain import Head
 from hush.ledger.errors import (
     AccountRefused,
@@ -10,12 +10,15 @@ from hush.ledger.errors import (
     LedgerDamaged,
     LedgerError,
     LedgerMismatch,
+    LedgerMissing,
     LedgerRolledBack,
     LedgerUnwritable,
 )
+from hush.ledger.ledger import Ledger
 
 __all__ = [
     "Account",
+    "AccountRecord",
     "AccountRefused",
     "BudgetExhausted",
     "DataNotLinked",
@@ -24,6 +27,7 @@ __all__ = [
     "LedgerDamaged",
     "LedgerError",
     "LedgerMismatch",
+    "LedgerMissing",
     "LedgerRolledBack",
     "LedgerUnwritable",
     "MemoryAccount",

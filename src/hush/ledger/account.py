@@ -1,102 +1,158 @@
-"""One run's account: units are reserved durably before they are used, and settled at checkpoints."""
+"""One run's account: each unit is durably on record before it is handed out, and is handed out once."""
 
 import math
 import os
+import threading
 import time
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any, NoReturn, Protocol
 
-from hush import accounting
 from hush.accounting.bounds import Bounds, Budget
 from hush.accounting.events import NOTHING, Event
-from hush.ledger.books import Page
+from hush.ledger.balances import AccountRecord
 from hush.ledger.chain import Head
-from hush.ledger.errors import AccountRefused, BudgetExhausted
-
-if TYPE_CHECKING:
-    from hush.ledger.book import Ledger
+from hush.ledger.errors import AccountRefused, BudgetExhausted, LedgerError
 
 _LEAST_BLOCK = 16  # for plans so short that a share of them would be less
 _COST_SHARE = 0.004  # of the time between two reservations may go into writing them: below 1 % with room to spare
 
 
-class Account:
-    """A fixed plan on a ledger, unit by unit; made by `Ledger.open_account` and `Ledger.resume_account`.
+class Book(Protocol):
+    """What an account needs of its ledger."""
 
-    After `reserve(n)` returns, the first n units are durably on record as spent. Blocks are recorded ahead, so a crash
-    can only leave more on record than was used. One process owns an account: whoever resumes it takes it over, and
-    the earlier owner is refused at its next block.
+    def record_units(self, name: str, *, owner: str, kind: str, units: int) -> AccountRecord: ...
+    def spent_by(self, record: AccountRecord, *, delta: float) -> Bounds: ...
+    def head(self) -> Head: ...
+    @property
+    def path(self) -> os.PathLike[str]: ...
+
+
+class _Units:
+    """Units with numbers, each given to one caller in one process; abstract.
+
+    Threads take turns. A forked child is refused: its memory says that the parent's next units are free. Copies are
+    refused for the same reason.
     """
 
-    def __init__(self, ledger: "Ledger", page: Page) -> None:
-        self.name = page.name
-        self._ledger = ledger
-        self._page = page
-        self._owner = page.owner
+    def __init__(self, record: AccountRecord) -> None:
+        self.name = record.name
+        self._record = record
+        self._next = record.spent  # all units before it were handed out, or lost with an earlier process
+        self._covered = record.spent  # on record, whatever has happened since: may be handed out from memory
+        self._lock = threading.Lock()
         self._pid = os.getpid()
-        self._used = page.spent  # units this process may have used; what came before it is used as well
-        self._covered = page.spent  # units that `reserve` may grant from memory
-        self._blocks = _Blocks(page.total)
 
     @property
     def total(self) -> int:
         """Units in the plan."""
-        return self._page.total
+        return self._record.total
 
     @property
-    def reserved(self) -> int:
-        """Units on record as spent. A resumed run goes on after them."""
-        return self._page.spent
+    def taken(self) -> int:
+        """The number of the next unit: all before it were handed out, here or in an earlier process, or are lost."""
+        return self._next
 
     @property
     def left(self) -> int:
-        """Units that were never reserved."""
-        return self._page.total - self._page.spent
+        """Units that can still be taken."""
+        return 0 if self.closed else self._record.total - self._next
+
+    @property
+    def reserved(self) -> int:
+        """Units on record as spent: those taken, and a block ahead of them."""
+        return self._record.spent
+
+    @property
+    def distance(self) -> float:
+        """How far all that the plan releases may lie from the law of its events, in total variation."""
+        return self._record.distance
 
     @property
     def closed(self) -> bool:
-        return self._page.closed
+        return self._record.closed
 
-    def reserve(self, units: int) -> None:
-        """Return once the first `units` units are durably recorded as spent.
+    def take(self) -> int:
+        """The number (0, 1, ...) of a unit of the plan that is on record as spent and that nobody else is given.
 
-        Raises BudgetExhausted, and records nothing, when the plan has fewer units. Costs a comparison when an earlier
-        block covers the units already.
+        Raises BudgetExhausted, and records nothing, when the plan has no more units.
         """
-        if units <= self._covered and os.getpid() == self._pid:
-            if units > self._used:
-                self._used = units
-            return
-        _whole(units)
-        if units > self._page.total:
+        self._own_process()
+        with self._lock:
+            self._cover(self._next + 1)
+            unit = self._next
+            self._next = unit + 1  # an interrupt from here on loses the unit: it is spent, and nobody gets it
+            return unit
+
+    def spend_up_to(self, units: int) -> None:
+        """Count the first `units` units as spent and handed out: an earlier run has used them."""
+        self._own_process()
+        if isinstance(units, bool) or not isinstance(units, int) or units < 0:
+            raise ValueError(f"units are a whole number >= 0, got {units!r}")
+        with self._lock:
+            if units > self._next:
+                self._cover(units)
+                self._next = units
+
+    def so_far(self, *, delta: float) -> Bounds:
+        """Epsilon of the units handed out so far: a true statement if the run was always meant to end here."""
+        return self._record.epsilon(self._next, delta=delta)
+
+    def _cover(self, units: int) -> None:
+        """Return once the first `units` units are on record."""
+        if self.closed:
+            raise AccountRefused(f"account {self.name!r} to be open", "a closed account", "open a new account")
+        if units > self._record.total:
             raise BudgetExhausted(
-                f"at most {self._page.total} units from account {self.name!r}",
+                f"at most {self._record.total} units from account {self.name!r}",
                 f"a request for {units}",
                 "the run ends here: its budget is used up",
             )
-        target = min(self._page.total, units + self._blocks.ahead())
-        began = time.perf_counter()
-        self._turn("reserved", max(target, units))
-        self._blocks.wrote(units, time.perf_counter() - began)
-        self._used = max(self._used, units)
+        if units > self._covered:
+            self._record = self._reserve(units)
+            self._covered = self._record.spent
 
-    def settle(self, units: int) -> None:
-        """Say that exactly the first `units` units were used; what was reserved ahead of them is free again.
+    def _reserve(self, units: int) -> AccountRecord:
+        raise NotImplementedError
 
-        Call it at checkpoints, before the checkpoint is written. Fewer units than this process has asked for, or than
-        an earlier process left on record, are refused: they may have been used.
-        """
-        self._must_cover(units)
-        if units != self._page.spent:
-            self._turn("settled", units)
+    def _own_process(self) -> None:
+        if os.getpid() != self._pid:
+            raise LedgerError(
+                f"the process that opened account {self.name!r}",
+                "a forked copy of it",
+                "open an account of its own in the new process",
+            )
 
-    def close(self, units: int | None = None) -> None:
-        """End the account at the units used (by default all that this process asked for); idempotent."""
-        if self._page.closed:
-            return
-        units = self._used if units is None else units
-        self._must_cover(units)
-        self._turn("closed", units)
+    def __reduce_ex__(self, protocol: Any) -> NoReturn:
+        raise TypeError(f"an account cannot be copied: account {self.name!r} would hand out a unit twice")
+
+
+class Account(_Units):
+    """A fixed plan on a ledger, unit by unit; made by `Ledger.open_account` and `Ledger.resume_account`.
+
+    Guarantee: `take` gives each unit to one caller, after the unit is durably on record as spent. Blocks of units are
+    recorded ahead, so a crash can only leave more on record than was used. One `Account` owns an account at a time:
+    whoever resumes it takes it over after all units on record, and the earlier owner is refused at its next block.
+    """
+
+    def __init__(self, ledger: Book, record: AccountRecord) -> None:
+        super().__init__(record)
+        self._ledger = ledger
+        self._owner = record.owner
+        self._blocks = _Blocks(record.total)
+
+    def settle(self) -> None:
+        """Free what was reserved ahead and never handed out; call it before a checkpoint is written."""
+        self._own_process()
+        with self._lock:
+            if self._next != self._record.spent:
+                self._give_back("settled")
+
+    def close(self) -> None:
+        """End the account at the units handed out; idempotent."""
+        self._own_process()
+        with self._lock:
+            if not self._record.closed:
+                self._give_back("closed")
 
     def spent(self, *, delta: float) -> Bounds:
         """Epsilon charged to this account at the given delta.
@@ -104,11 +160,7 @@ class Account:
         Under the rule "slices" that is the whole plan from the beginning (a run that stops early for a reason it saw
         in the data has paid for all of it); under the other rules, upfront and the units on record.
         """
-        return self._ledger.spent_by(self._page, delta=delta)
-
-    def so_far(self, *, delta: float) -> Bounds:
-        """Epsilon of the units asked for so far: a true statement if the run was always meant to end here."""
-        return accounting.epsilon(self._page.event(self._used), delta=delta)
+        return self._ledger.spent_by(self._record, delta=delta)
 
     def head(self) -> Head:
         """The head of the ledger as this account last saw it; put it into checkpoints and reports."""
@@ -118,28 +170,27 @@ class Account:
         """What a checkpoint keeps: the name, the ledger, and the head that has been seen."""
         return {"name": self.name, "ledger": str(self._ledger.path), "seen": self.head().to_dict()}
 
-    def _must_cover(self, units: int) -> None:
-        _whole(units)
-        if not self._used <= units <= self._page.spent:
-            raise AccountRefused(
-                f"between {self._used} (asked for) and {self._page.spent} (reserved) units of account {self.name!r}",
-                str(units),
-                "settle what was really used",
-            )
+    def _reserve(self, units: int) -> AccountRecord:
+        began = time.perf_counter()
+        record = self._write("reserved", min(self._record.total, units + self._blocks.ahead()))
+        self._blocks.wrote(units, time.perf_counter() - began)
+        return record
 
-    def _turn(self, kind: str, units: int) -> None:
-        self._page = self._ledger.turn(self.name, owner=self._owner, kind=kind, units=units)
-        self._covered = -1 if self._page.closed else self._page.spent
+    def _give_back(self, kind: str) -> None:
+        self._covered = self._next  # first: an interrupt after the write must not leave a freed unit to be handed out
+        self._record = self._write(kind, self._next)
+
+    def _write(self, kind: str, units: int) -> AccountRecord:
+        return self._ledger.record_units(self.name, owner=self._owner, kind=kind, units=units)
 
 
-class MemoryAccount:
+class MemoryAccount(_Units):
     """The same account without a file, for a run that nobody charges: a crash forgets it.
 
     >>> from hush.accounting.events import Gaussian
     >>> account = MemoryAccount(units=[(Gaussian(4.0), 3)])
-    >>> account.reserve(2)
-    >>> account.reserved, account.left
-    (2, 1)
+    >>> account.take(), account.take(), account.left
+    (0, 1, 1)
     """
 
     def __init__(
@@ -150,60 +201,41 @@ class MemoryAccount:
         upfront: Event = NOTHING,
         units: Sequence[tuple[Event, int]],
         spent: int = 0,
+        distance: float = 0.0,
     ) -> None:
-        self.name = name
-        self.closed = False
-        self._page = Page(name, budget, upfront, tuple(units), (), None, "", "", spent)
-        self.total = self._page.total
-        self._used = spent
+        plan, total = tuple(units), sum(count for _, count in units)
+        super().__init__(AccountRecord(name, budget, upfront, plan, (), distance, None, "", "", total, spent))
 
-    @property
-    def reserved(self) -> int:
-        return self._used
+    def settle(self) -> None:
+        """Nothing is reserved ahead."""
 
-    @property
-    def left(self) -> int:
-        return self.total - self._used
-
-    def reserve(self, units: int) -> None:
-        """Count the first `units` units as used; BudgetExhausted when the plan has fewer."""
-        if units > self.total or self.closed:
-            raise BudgetExhausted(
-                f"at most {self.total} units from an open account", f"a request for {units}", "the run ends here"
-            )
-        _whole(units)
-        self._used = max(self._used, units)
-
-    def settle(self, units: int) -> None:
-        _whole(units)
-        if units != self._used:
-            raise AccountRefused(f"{self._used} units, as asked for", str(units), "settle what was really used")
-
-    def close(self, units: int | None = None) -> None:
-        self.settle(self._used if units is None else units)
-        self.closed = True
+    def close(self) -> None:
+        """End the account; idempotent."""
+        self._own_process()
+        with self._lock:
+            self._record = self._record._replace(closed=True)
 
     def spent(self, *, delta: float) -> Bounds:
         """Epsilon of the whole plan, as for an account on slices."""
-        return accounting.epsilon(self._page.event(self._page.total), delta=delta)
-
-    def so_far(self, *, delta: float) -> Bounds:
-        """Epsilon of the units asked for so far: a true statement if the run was always meant to end here."""
-        return accounting.epsilon(self._page.event(self._used), delta=delta)
+        return self._record.epsilon(self._record.total, delta=delta)
 
     def head(self) -> None:
         """There is no ledger to have seen."""
         return None
 
     def to_dict(self) -> Mapping[str, Any]:
-        return {"name": self.name, "ledger": None, "seen": None, "spent": self._used}
+        return {"name": self.name, "ledger": None, "seen": None, "spent": self._next}
+
+    def _reserve(self, units: int) -> AccountRecord:
+        return self._record._replace(spent=units)
 
 
 class _Blocks:
     """How many units to reserve ahead: few, to lose little in a crash; enough to cost well below 1 % of a step."""
 
     def __init__(self, total: int) -> None:
-        self._most = max(_LEAST_BLOCK, total // 20)  # a crash loses at most 5 % of the plan
+        # A crash loses at most 5 % of a plan; of a short one up to 100 units, which fast steps make again in a second.
+        self._most = max(_LEAST_BLOCK, total // 20, min(100, total // 10))
         self._block = max(_LEAST_BLOCK, total // 64)
         self._last: tuple[int, float] | None = None
         self._seconds = 0.0
@@ -221,8 +253,3 @@ class _Blocks:
             wanted = math.ceil(self._seconds / (_COST_SHARE * per_unit))
             self._block = max(1, self._block // 2, min(self._most, 4 * self._block, wanted))
         self._last = (units, now)
-
-
-def _whole(units: int) -> None:
-    if isinstance(units, bool) or not isinstance(units, int) or units < 0:
-        raise ValueError(f"units are a whole number >= 0, got {units!r}")

@@ -3,7 +3,7 @@
 import secrets
 from datetime import UTC, datetime
 from os import PathLike
-from typing import Protocol
+from typing import Any, Protocol
 
 from hush.accounting.approximate_noise import epsilon_of_inexact
 from hush.accounting.bounds import Bounds, Budget
@@ -12,25 +12,34 @@ from hush.plan import Plan
 
 
 class ChargeAccount(Protocol):
-    """What `Private` needs of an account. After `reserve(n)` returns, the first n units of the plan are on record."""
+    """What `Private` needs of an account: each number that `take` gives is on record, and nobody else's."""
 
     @property
-    def reserved(self) -> int: ...
+    def taken(self) -> int: ...
     @property
     def total(self) -> int: ...
-    def reserve(self, units: int) -> None: ...
-    def settle(self, units: int) -> None: ...
+    @property
+    def distance(self) -> float: ...
+    def take(self) -> int: ...
+    def spend_up_to(self, units: int) -> None: ...
+    def settle(self) -> None: ...
     def close(self) -> None: ...
     def so_far(self, *, delta: float) -> Bounds: ...
 
 
 def open_account(
-    plan: Plan, ledger: "str | PathLike[str] | Ledger | ChargeAccount | None", *, distance: float = 0.0
+    plan: Plan,
+    ledger: "str | PathLike[str] | Ledger | ChargeAccount | None",
+    *,
+    distance: float = 0.0,
+    data: Any = None,
+    create: bool = False,
 ) -> ChargeAccount | None:
     """The account for this plan; None for a plan without noise, which nothing can be charged for.
 
     A path or a Ledger gets a new account for the budget that the plan was made for, or, where it was made for none,
-    for what it costs at delta = min(1e-5, 1 / (10 examples)). An account opened or resumed before is used as it is.
+    for what it costs at delta = min(1e-5, 1 / (10 examples)). A path must be that of a ledger, unless `create` asks
+    for a new one. An account opened or resumed before is used as it is.
     Where all that is released may lie `distance` from the accounted law, the budget must have room for what that adds
     to delta.
     """
@@ -44,7 +53,7 @@ def open_account(
     if plan.budget is not None and distance > 0:
         _require_room(plan, plan.budget, distance)
     if ledger is None:
-        return MemoryAccount(units=plan.units, upfront=plan.spent, budget=plan.budget)
+        return MemoryAccount(units=plan.units, upfront=plan.spent, budget=plan.budget, distance=distance)
     if not isinstance(ledger, str | PathLike | Ledger):
         if ledger.total != sum(count for _, count in plan.units):
             raise ValueError(
@@ -52,10 +61,15 @@ def open_account(
                 "it with units=plan.units, upfront=plan.spent"
             )
         return ledger
-    book = ledger if isinstance(ledger, Ledger) else Ledger(ledger)
+    book = ledger if isinstance(ledger, Ledger) else Ledger(ledger, create=create)
     name = f"{datetime.now(UTC):%Y-%m-%dT%H:%M:%S}-{secrets.token_hex(4)}"
     return book.open_account(
-        name, budget=plan.budget or _own_budget(plan, distance), units=plan.units, upfront=plan.spent
+        name,
+        budget=plan.budget or _own_budget(plan, distance),
+        units=plan.units,
+        upfront=plan.spent,
+        data=data,
+        distance=distance,
     )
 
 

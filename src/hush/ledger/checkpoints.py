@@ -1,29 +1,35 @@
 """A run's state in one directory: written whole or not at all, read only when intact, never holding a key.
 
-DIR/<generation>/state.pt   tensors and plain values, loadable with torch.load(weights_only=True)
-DIR/<generation>/facts.json the plan, the position, the account and the ledger's head, with the digests of both files
+DIR/generation-<n>/state.pt   tensors and plain values, loadable with torch.load(weights_only=True)
+DIR/generation-<n>/facts.json the plan, the position, the account and the ledger's head, with the digests of both files
 
 A new generation is written under a temporary name, synced, renamed and synced again; only then is the one before it
-removed. A crash at any moment leaves the last complete generation.
+removed. A crash at any moment leaves the last complete generation. Whoever saves holds the folder meanwhile, and
+nothing is ever removed but what `save` itself has written under names of its own. Readable by its owner alone.
 """
 
 import hashlib
 import io
 import json
 import os
-import shutil
+import re
+import secrets
 from collections import Counter, OrderedDict
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
 
+from hush.ledger import owned
 from hush.ledger.chain import Head
 
 _FORMAT = 1
 _STATE, _FACTS = "state.pt", "facts.json"
+_GENERATION = re.compile(r"generation-([1-9][0-9]{0,17})")
+_FRESH = re.compile(r"\.hush-new-[0-9a-f]{16}")
 _PLAIN = (str, int, bool, type(None), torch.Size, torch.dtype, torch.device)
 _DO = "go on from another checkpoint; the ledger keeps what was spent either way"
 
@@ -67,9 +73,9 @@ def save(folder: str | os.PathLike[str], checkpoint: Checkpoint) -> None:
         {"format": _FORMAT, "facts": checkpoint.facts, "seen": seen, "state": _digest(buffer.getbuffer())}
     )
     try:
-        folder.mkdir(parents=True, exist_ok=True)
-        _sync(folder.parent)
-        _write_generation(folder, {_STATE: buffer.getbuffer(), _FACTS: facts.encode()})
+        with owned.held(folder, wait=True):
+            owned.sync(folder.parent)
+            _write_generation(folder, {_STATE: buffer.getbuffer(), _FACTS: facts.encode()})
     except OSError as error:
         came = error.strerror or str(error)
         raise CheckpointError(f"to write a checkpoint into {folder}", came, "make room or choose another") from error
@@ -77,16 +83,8 @@ def save(folder: str | os.PathLike[str], checkpoint: Checkpoint) -> None:
 
 def load(folder: str | os.PathLike[str], *, map_location: str | torch.device = "cpu") -> Checkpoint:
     """The last complete checkpoint of the folder, checked against its digests and read with weights_only=True."""
-    folder = Path(folder)
-    generations = _generations(folder)
-    if not generations:
-        raise CheckpointError(f"a checkpoint in {folder}", "none", "give the directory of an earlier run")
-    newest = folder / str(generations[-1])
-    try:
-        facts = _read_facts((newest / _FACTS).read_bytes(), newest)
-        raw = (newest / _STATE).read_bytes()
-    except OSError as error:
-        raise CheckpointError(f"to read {newest}", error.strerror or str(error), _DO) from error
+    newest, raw, sealed = _read(Path(folder))
+    facts = _read_facts(sealed, newest)
     if _digest(raw) != facts["state"]:
         raise CheckpointError(f"{newest / _STATE} as it was written", "a file that was changed or damaged", _DO)
     try:
@@ -98,32 +96,78 @@ def load(folder: str | os.PathLike[str], *, map_location: str | torch.device = "
         raise CheckpointError(f"{newest} to load with weights_only=True", came, _DO) from error
 
 
+def _read(folder: Path) -> tuple[Path, bytes, bytes]:
+    """The newest generation's place, state and facts; a run that saves meanwhile may remove it while it is read."""
+    newest = None
+    while True:
+        generations, before = _generations(folder), newest
+        if not generations:
+            raise CheckpointError(f"a checkpoint in {folder}", "none", "give the directory of an earlier run")
+        newest = _place(folder, generations[-1])
+        try:
+            return newest, (newest / _STATE).read_bytes(), (newest / _FACTS).read_bytes()
+        except OSError as error:
+            if newest == before:
+                raise CheckpointError(f"to read {newest}", error.strerror or str(error), _DO) from error
+
+
 def _write_generation(folder: Path, files: Mapping[str, Any]) -> None:
     generations = _generations(folder)
-    fresh = folder / f"new-{os.getpid()}"
-    shutil.rmtree(fresh, ignore_errors=True)
-    fresh.mkdir()
+    fresh = folder / f".hush-new-{secrets.token_hex(8)}"
+    fresh.mkdir(mode=0o700)
     try:
         for name, content in files.items():
-            with open(fresh / name, "xb") as file:
-                file.write(content)
-                file.flush()
-                os.fsync(file.fileno())
-        _sync(fresh)
-        os.rename(fresh, folder / str(generations[-1] + 1 if generations else 1))
-        _sync(folder)
+            owned.write_new(fresh / name, content, durable=True)
+        owned.sync(fresh)
+        os.rename(fresh, _place(folder, _last_number(folder) + 1))
+        owned.sync(folder)
     except BaseException:
-        shutil.rmtree(fresh, ignore_errors=True)
+        _remove(fresh)
         raise
     for leftover in folder.iterdir():  # only now that the new one is durable
-        if leftover.name.startswith("new-") or leftover.name in map(str, generations):
-            shutil.rmtree(leftover, ignore_errors=True)
+        if _FRESH.fullmatch(leftover.name):  # of a process that was killed: the others wait for their turn
+            _remove(leftover)
+    for number in generations:
+        _remove(_place(folder, number))
+
+
+def _remove(ours: Path) -> None:
+    """Remove a folder that `save` has made: its two files, and the folder if nobody has put anything else there."""
+    if ours.is_symlink():
+        return
+    for name in (_FACTS, _STATE):
+        with suppress(OSError):
+            (ours / name).unlink()
+    with suppress(OSError):
+        ours.rmdir()
+
+
+def _place(folder: Path, generation: int) -> Path:
+    return folder / f"generation-{generation}"
 
 
 def _generations(folder: Path) -> list[int]:
+    """The numbers of complete generations, in their order.
+
+    A folder is not read in one moment: while a run saves, the old generation may be gone when its name is reached and
+    the new one's name may have been passed by. There is always one or the other, so a second look finds it.
+    """
+    for _ in range(5):
+        found = [number for number in _numbers(folder) if (_place(folder, number) / _FACTS).exists()]
+        if found:
+            return found
+    return []
+
+
+def _numbers(folder: Path) -> list[int]:
     if not folder.is_dir():
         return []
-    return sorted(int(child.name) for child in folder.iterdir() if child.name.isdecimal() and (child / _FACTS).exists())
+    return sorted(int(match[1]) for child in folder.iterdir() if (match := _GENERATION.fullmatch(child.name)))
+
+
+def _last_number(folder: Path) -> int:
+    """The largest number in use, by whatever."""
+    return max(_numbers(folder), default=0)
 
 
 def _facts_text(facts: dict[str, Any]) -> str:
@@ -175,11 +219,3 @@ def _checked(value: Any, where: str) -> Any:
 
 def _digest(raw: Any) -> str:
     return hashlib.sha256(raw).hexdigest()
-
-
-def _sync(folder: Path) -> None:
-    descriptor = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)

@@ -1,26 +1,37 @@
-"""The witness beside a ledger: the last head it has shown, so that a lost journal or an old copy is noticed.
+"""The witness beside a ledger: the last head it has shown, so that an older copy in its place is noticed.
 
-It is no second ledger: whoever can write the one can write the other. It catches what happens by accident, such as a
-deleted `-wal` file, a restored backup, or a ledger that was removed to be made anew.
+It is no second ledger and holds no charge: whoever can write the one can write the other. It catches what happens by
+accident, such as a restored backup, or a ledger that was removed to be made anew.
 """
 
 import os
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from pathlib import Path
 
-from hush.ledger.chain import Head
+from hush.ledger import file_format, locks
+from hush.ledger.chain import Head, is_digest
 from hush.ledger.errors import LedgerDamaged, LedgerRolledBack
 
-_MARK = "hush-head-1"
-_LENGTH = len(f"{_MARK} {0:020d} {'0' * 64}\n")
+_MARK = b"hush witness 2 "
+_BEGIN = len(_MARK) + 65  # the mark, which ledger it is, and two heads in turn: a write that is torn spares the other
+_LENGTH = _BEGIN + 2 * file_format.HEAD_LENGTH
 
 
-def check(path: Path, head: Head, hash_at: Callable[[int], str | None]) -> None:
-    """Refuse a ledger that lacks the entry its witness has seen; a missing or empty witness says nothing."""
+def check(path: Path, ledger: str, head: Head, hash_at: Callable[[int], str | None]) -> None:
+    """Refuse a ledger that lacks the entry its witness has seen; a missing or empty witness says nothing.
+
+    `ledger` is the hash of the first entry, by which a ledger is known whatever its place.
+    """
     seen = _read(path)
-    if seen is not None:
-        must_hold(path, seen, head, hash_at, who="its witness file")
+    if seen is None:
+        return
+    if seen[0] != ledger:
+        raise LedgerRolledBack(
+            f"{path} to be the ledger that {_file(path).name} beside it belongs to",
+            "another ledger",
+            f"put the right one back; or remove {_file(path).name}, if this one was moved here on purpose",
+        )
+    must_hold(path, seen[1], head, hash_at, who="its witness file")
 
 
 def must_hold(path: Path, seen: Head, head: Head, hash_at: Callable[[int], str | None], *, who: str) -> None:
@@ -33,59 +44,65 @@ def must_hold(path: Path, seen: Head, head: Head, hash_at: Callable[[int], str |
         )
 
 
-def advance(path: Path, head: Head) -> None:
-    """Move the witness to a head that is durable in the ledger; it never moves back."""
-    with locked(path) as descriptor:
-        seen = _parse(os.pread(descriptor, _LENGTH + 1, 0), path)
-        if seen is None or seen.sequence < head.sequence:
-            os.pwrite(descriptor, f"{_MARK} {head.sequence:020d} {head.hash}\n".encode(), 0)
+def advance(path: Path, ledger: str, head: Head) -> None:
+    """Move the witness to a head that is durable in the ledger; it never moves back, nor to another ledger."""
+    descriptor = _writable(path)
+    try:
+        with locks.held(descriptor, _file(path), alone=True):
+            raw = os.pread(descriptor, _LENGTH + 1, 0)
+            seen, line = _parse(raw, path), file_format.head_line(head)
+            if seen is None:
+                os.pwrite(descriptor, _MARK + ledger.encode("ascii") + b"\n" + 2 * line, 0)
+            elif seen[0] == ledger and seen[1].sequence < head.sequence:
+                newest = file_format.head_line(seen[1])
+                spare = 1 if raw[_BEGIN : _BEGIN + len(newest)] == newest else 0
+                os.pwrite(descriptor, line, _BEGIN + spare * len(line))
+    finally:
+        os.close(descriptor)
+
+
+def must_be_writable(path: Path) -> None:
+    """An OSError where the witness could not be moved, before anything is charged."""
+    os.close(_writable(path))
 
 
 def must_be_new(path: Path) -> None:
-    """Refuse to begin a ledger where the traces of an older one lie."""
-    journal = path.with_name(path.name + "-wal")
-    if journal.exists() or _read(path) is not None:
+    """Refuse to begin a ledger where the trace of an older one lies."""
+    if _read(path) is not None:
         raise LedgerRolledBack(
-            f"no traces of an older ledger beside {path}",
-            f"{journal.name if journal.exists() else _file(path).name} without its ledger",
-            "put the ledger back; or remove these files too, knowing that what was spent is then forgotten",
+            f"no trace of an older ledger beside {path}",
+            f"{_file(path).name} without its ledger",
+            "put the ledger back; or remove this file too, knowing that what was spent is then forgotten",
         )
 
 
-@contextmanager
-def locked(path: Path) -> Iterator[int]:
-    """The witness file, held alone."""
-    descriptor = os.open(_file(path), os.O_RDWR | os.O_CREAT, 0o600)
-    try:
-        try:
-            import fcntl
-        except ImportError:  # Windows: a race can then leave the witness one entry behind, never ahead
-            pass
-        else:
-            fcntl.flock(descriptor, fcntl.LOCK_EX)
-        yield descriptor
-    finally:
-        os.close(descriptor)
+def _writable(path: Path) -> int:
+    return os.open(_file(path), os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o600)
 
 
 def _file(path: Path) -> Path:
     return path.with_name(path.name + "-head")
 
 
-def _read(path: Path) -> Head | None:
+def _read(path: Path) -> tuple[str, Head] | None:
     try:
-        raw = _file(path).read_bytes()
+        descriptor = os.open(_file(path), os.O_RDONLY | os.O_NONBLOCK | os.O_NOFOLLOW)
     except FileNotFoundError:
         return None
-    return _parse(raw, path)
+    try:
+        return _parse(os.pread(descriptor, _LENGTH + 1, 0), path)
+    finally:
+        os.close(descriptor)
 
 
-def _parse(raw: bytes, path: Path) -> Head | None:
+def _parse(raw: bytes, path: Path) -> tuple[str, Head] | None:
     if not raw:
         return None
-    words = raw.decode("ascii", "replace").split(" ")
-    if len(raw) == _LENGTH and len(words) == 3 and words[0] == _MARK and words[1].isdecimal() and words[2][-1] == "\n":
-        return Head(int(words[1]), words[2][:64])
+    ledger = raw[len(_MARK) : _BEGIN - 1].decode("ascii", "replace")
+    found = [raw[at : at + file_format.HEAD_LENGTH] for at in (_BEGIN, _BEGIN + file_format.HEAD_LENGTH)]
+    heads = [head for head in map(file_format.parsed_head, found) if head is not None]
+    if len(raw) == _LENGTH and raw.startswith(_MARK) and is_digest(ledger) and heads:
+        return ledger, max(heads)
     raise LedgerDamaged(
         f"{_file(path).name} to hold the last head seen",
         "something else",

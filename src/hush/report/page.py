@@ -1,10 +1,9 @@
 """The statement as one HTML page: style and pictures inside, no script, nothing loaded from anywhere."""
 
-from html import escape
 from typing import TYPE_CHECKING
 
 from hush.accounting import rounded_up
-from hush.report.plots import bar_chart, line_chart, share_bar
+from hush.report.plots import bar_chart, escape, line_chart, share_bar
 from hush.report.words import times
 
 if TYPE_CHECKING:

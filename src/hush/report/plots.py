@@ -1,13 +1,20 @@
 """Small pictures as inline SVG: no files, no scripts, sharp at every size. Colours come from the page's style."""
 
+import html
 import math
 from collections.abc import Callable, Sequence
-from html import escape
+
+from hush.ledger.plain import plain
 
 WIDTH, HEIGHT = 440, 250
 LEFT, RIGHT, TOP, BOTTOM = 52, 14, 14, 40
 
 Point = tuple[float, float]
+
+
+def escape(text: str) -> str:
+    """Text as HTML shows it: no markup, no control characters, nothing that turns the direction of the page."""
+    return html.escape(plain(text))
 
 
 def line_chart(

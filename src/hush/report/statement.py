@@ -131,8 +131,8 @@ def statement_of(facts: Mapping[str, Any], *, ledger: Ledger | None = None) -> S
 
 def _ledger_facts(ledger: Ledger, facts: Mapping[str, Any], delta: float) -> dict[str, Any]:
     total = ledger.spent(delta=delta)
-    pages = {page.name: page for page in ledger.pages()}
-    page = pages.get(facts["account"]["name"])
+    accounts = {record.name: record for record in ledger.accounts()}
+    record = accounts.get(facts["account"]["name"])
     cap = ledger.budget
     return {
         "file": ledger.path.name,
@@ -140,10 +140,10 @@ def _ledger_facts(ledger: Ledger, facts: Mapping[str, Any], delta: float) -> dic
         "rule": ledger.rule_name,
         "cap": None if cap is None else {"epsilon": cap.epsilon, "delta": cap.delta},
         "account": facts["account"]["name"],
-        "units": None if page is None else page.total,
-        "units_spent": None if page is None else page.spent,
-        "closed": None if page is None else page.closed,
-        "accounts": len(pages),
+        "units": None if record is None else record.total,
+        "units_spent": None if record is None else record.spent,
+        "closed": None if record is None else record.closed,
+        "accounts": len(accounts),
         "spent": {"epsilon": total.upper, "epsilon_lower": total.lower, "delta": delta},
         "head": ledger.head().to_dict(),
     }

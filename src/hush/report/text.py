@@ -4,6 +4,7 @@ import textwrap
 from typing import TYPE_CHECKING
 
 from hush.accounting import rounded_up
+from hush.ledger.plain import plain
 
 if TYPE_CHECKING:
     from hush.report.statement import Statement
@@ -13,9 +14,9 @@ _WIDTH, _LABEL = 100, 30
 
 def text_of(statement: "Statement") -> str:
     """The whole statement, wrapped for a terminal."""
-    lines = [*textwrap.wrap(statement.headline, _WIDTH)]
+    lines = [*textwrap.wrap(plain(statement.headline), _WIDTH)]
     for note in statement.facts["notes"]:
-        lines += ["", *textwrap.wrap(f"Warning: {note}", _WIDTH)]
+        lines += ["", *textwrap.wrap(plain(f"Warning: {note}"), _WIDTH)]
     for title, rows in statement.sections()[:3]:
         lines += ["", title, *(line for label, words in rows for line in _row(label, words))]
     lines += ["", "Accesses to the data, all charged"]
@@ -34,9 +35,9 @@ def text_of(statement: "Statement") -> str:
 
 
 def _row(label: str, words: str) -> list[str]:
-    head = f"  {label:<{_LABEL}}"
-    return textwrap.wrap(words, _WIDTH, initial_indent=head, subsequent_indent=" " * len(head)) or [head]
+    head = f"  {plain(label):<{_LABEL}}"
+    return textwrap.wrap(plain(words), _WIDTH, initial_indent=head, subsequent_indent=" " * len(head)) or [head]
 
 
 def _item(sentence: str) -> list[str]:
-    return textwrap.wrap(sentence, _WIDTH, initial_indent="  - ", subsequent_indent="    ")
+    return textwrap.wrap(plain(sentence), _WIDTH, initial_indent="  - ", subsequent_indent="    ")

@@ -133,7 +133,10 @@ def outcome(statement: "Statement") -> Rows:
             )
         )
     rows += [
-        ("Time", f"{facts['seconds']:.0f} s on {facts['device']}, physical batches of {facts['batch_size']}"),
+        (
+            "Time",
+            f"about {facts['seconds']:g} s on {facts['device']}, physical batches of {facts['batch_size']} at most",
+        ),
         ("Resumed", "never" if not facts["resumed"] else f"{times(facts['resumed'])} from checkpoints"),
     ]
     return tuple(rows)
@@ -179,8 +182,8 @@ def not_covered(statement: "Statement") -> tuple[str, ...]:
             "Unsafe diagnostics were shown: training losses, gradient norms and clipped shares of training records, "
             "without noise. Whoever saw them knows more than epsilon allows."
         )
-    if not facts["settings_from"]:
-        found.append("The choice of settings, if it looked at this data; nothing was charged for it.")
+    stated = f" (stated: {facts['settings_from']})" if facts["settings_from"] else ""
+    found.append(f"The choice of settings{stated}, if it looked at this data; nothing was charged for it.")
     if book is None or book["own"]:
         found.append("Other runs on the same data: a ledger of the dataset would add them up.")
     found += [

@@ -1,10 +1,10 @@
 """Report files in a run's folder: report.txt, report.json, report.html."""
 
 import json
-import os
 from dataclasses import dataclass
 from pathlib import Path
 
+from hush.ledger import owned
 from hush.report.page import page_of
 from hush.report.statement import Statement
 
@@ -19,16 +19,10 @@ class Report:
 
 
 def write_report(folder: Path, statement: Statement) -> Report:
-    """Write all three, each whole or not at all."""
-    folder.mkdir(parents=True, exist_ok=True)
+    """Write all three, each whole or not at all, for their owner alone; `chmod` shares them, and stays."""
+    owned.make_folder(folder)
     report = Report(folder / "report.txt", folder / "report.json", folder / "report.html")
-    _write(report.text, str(statement) + "\n")
-    _write(report.json, json.dumps(statement.to_dict(), indent=1) + "\n")
-    _write(report.html, page_of(statement))
+    owned.write_whole(report.text, f"{statement}\n".encode())
+    owned.write_whole(report.json, (json.dumps(statement.to_dict(), indent=1) + "\n").encode())
+    owned.write_whole(report.html, page_of(statement).encode())
     return report
-
-
-def _write(path: Path, content: str) -> None:
-    partial = path.with_name(path.name + ".part")
-    partial.write_text(content, encoding="utf-8")
-    os.replace(partial, path)

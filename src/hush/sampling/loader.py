@@ -65,6 +65,11 @@ class Loader:
         """Whether the data is arrays (or memory maps) that are read by indexing."""
         return self._arrays is not None
 
+    @property
+    def arrays(self) -> Any:
+        """The arrays behind the loader, in the structure of the data; None for a dataset."""
+        return self._arrays
+
     def batches(self, lot: Lot, size: int) -> Iterator[Any]:
         """The lot's examples, at most `size` at a time; an empty lot has no batches."""
         indices = lot.split(size)

@@ -1,6 +1,7 @@
 """The account of a run: on the ledger that was given, else on one of the run's own beside its checkpoints."""
 
 import secrets
+import sys
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
@@ -9,6 +10,7 @@ from typing import Any
 from hush.ledger import Account, Ledger, LedgerMismatch, MemoryAccount
 from hush.ledger.charging import ChargeAccount
 from hush.ledger.checkpoints import Checkpoint
+from hush.ledger.plain import plain
 from hush.plan import Plan
 from hush.training.options import Conduct
 
@@ -35,9 +37,9 @@ def open_charged(plan: Plan, conduct: Conduct, folder: Path | None, data: Any) -
     own = conduct.ledger is None
     if own and folder is None:
         return Charged(MemoryAccount(units=plan.units, upfront=plan.spent, budget=plan.budget), None, own)
-    book = _book(conduct, folder)
+    book = _book(conduct, folder, new=True)
     moment = f"{datetime.now(UTC):%Y-%m-%dT%H:%M:%S}-{secrets.token_hex(4)}"
-    name = moment if folder is None else f"{folder.name} {moment}"
+    name = moment if folder is None else f"{plain(folder.name, most=100)} {moment}"
     account = book.open_account(name, budget=plan.budget, units=plan.units, upfront=plan.spent, data=data)
     return Charged(account, book, own)
 
@@ -52,10 +54,14 @@ def resume_charged(saved: Checkpoint, conduct: Conduct, folder: Path, data: Any)
             "no ledger" if own else "a ledger where the run has one of its own",
             "resume with the same ledger, or without one where there was none",
         )
-    book = _book(conduct, folder)
+    if not isinstance(conduct.ledger, Ledger) and not (place := _place(conduct, folder)).exists():
+        raise LedgerMismatch(
+            f"the ledger that the run has charged, {facts['ledger']}", f"{place}, where there is none", "resume with it"
+        )
+    book = _book(conduct, folder, new=False)
     if saved.seen is not None:
         book.must_include(saved.seen)
-    if saved.facts["ended"] is not None and any(page.name == facts["name"] and page.closed for page in book.pages()):
+    if saved.facts["ended"] is not None and any(one.name == facts["name"] and one.closed for one in book.accounts()):
         plan = Plan.from_dict(saved.facts["run"]["plan"])  # nothing is left to charge; only the report is written again
         done = MemoryAccount(
             facts["name"], units=plan.units, upfront=plan.spent, budget=plan.budget, spent=saved.facts["run"]["charged"]
@@ -64,11 +70,19 @@ def resume_charged(saved: Checkpoint, conduct: Conduct, folder: Path, data: Any)
     return Charged(book.resume_account(facts["name"], seen=saved.seen, data=data), book, own)
 
 
-def _book(conduct: Conduct, folder: Path | None) -> Ledger:
+def _book(conduct: Conduct, folder: Path | None, *, new: bool) -> Ledger:
     if isinstance(conduct.ledger, Ledger):
         return conduct.ledger
+    book = Ledger(_place(conduct, folder), create=new and (conduct.create_ledger or conduct.ledger is None))
+    if book.created and conduct.ledger is not None:
+        print(f"created the ledger {plain(book.path)}", file=sys.stderr)
+    return book
+
+
+def _place(conduct: Conduct, folder: Path | None) -> Path:
+    """Where the ledger lies: where it was said to, or in the run's folder."""
     if conduct.ledger is not None:
-        return Ledger(conduct.ledger)
+        assert not isinstance(conduct.ledger, Ledger)
+        return Path(conduct.ledger)
     assert folder is not None
-    folder.mkdir(parents=True, exist_ok=True)
-    return Ledger(folder / OWN_LEDGER)
+    return folder / OWN_LEDGER

@@ -47,8 +47,14 @@ class Judge:
                 self.since_best += 1
         return {held_out.label: value}
 
-    def chosen(self) -> dict[str, Tensor]:
-        """The parameters that are given back."""
+    @torch.no_grad()
+    def put_back(self) -> None:
+        """Put the parameters that are given back into the model."""
+        chosen = self._chosen()
+        for name, parameter in self._model.named_parameters():
+            parameter.copy_(chosen[name])
+
+    def _chosen(self) -> dict[str, Tensor]:
         if self._held_out is not None and self._held_out.choose == "best" and self.best is not None:
             return dict(self.best["model"])
         return self._parameters()

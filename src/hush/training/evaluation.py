@@ -9,10 +9,12 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from hush.sampling.loader import Collate, Loader, map_leaves
+from hush.sampling.loader import Collate, Loader, leaves_of, map_leaves
 from hush.sampling.lots import Lot
+from hush.training.ranges import one_of, text, whole
 
 _BATCH = 1000
+_TRIED = 8  # records
 
 
 def correct(outputs: Tensor, targets: Tensor) -> Tensor:
@@ -43,11 +45,14 @@ class HeldOut:
     collate: Collate | None = None
 
     def __post_init__(self) -> None:
-        if self.every < 1 or (self.patience is not None and self.patience < 1):
-            raise ValueError(f"every and patience are whole numbers >= 1, got {self.every} and {self.patience}")
-        if self.choose not in ("last", "best"):
-            raise ValueError(f"choose must be 'last' or 'best', got {self.choose!r}")
-
+        object.__setattr__(self, "every", whole("every", self.every, least=1))
+        if self.patience is not None:
+            object.__setattr__(self, "patience", whole("patience", self.patience, least=1))
+        one_of("choose", self.choose, ("last", "best"))
+        text("the name of held-out data", self.name, least=1)
+        text("the label of a metric", self.label, least=1)
+        if not callable(self.metric):
+            raise TypeError(f"metric must be a function of (outputs, targets), got {type(self.metric).__name__}")
         if self.label in ("step", "epoch", "epsilon", "learning_rate") or self.label.startswith("unsafe"):
             raise ValueError(f"the label {self.label!r} has a meaning of its own in a history; choose another")
 
@@ -66,18 +71,47 @@ class HeldOut:
         return {name: getattr(self, name) for name in names}
 
 
-def measure(model: nn.Module, held_out: HeldOut, device: torch.device) -> float:
-    """The mean of the metric over the held-out data, in eval mode and without gradients; modes are put back."""
+def measure(model: nn.Module, held_out: HeldOut, device: torch.device, *, most: int | None = None) -> float:
+    """The mean of the metric over the held-out data (its first `most` records), in eval mode and without gradients.
+
+    The modes of the model's parts are put back.
+    """
     loader = Loader(held_out.data, collate=held_out.collate)
     if loader.examples == 0:
         raise ValueError(f"{held_out.name} is empty")
-    everything = Lot(0, np.arange(loader.examples))
+    count = min(loader.examples, most or loader.examples)
     total = torch.zeros((), dtype=torch.float64, device=device)
     with evaluating(model), torch.no_grad():
-        for batch in loader.batches(everything, _BATCH):
-            inputs, targets = on_device(batch, device)
-            total += held_out.metric(model(inputs), targets).double().sum()
-    return total.item() / loader.examples
+        for batch in loader.batches(Lot(0, np.arange(count)), _BATCH):
+            total += _values(model, held_out, on_device(batch, device)).double().sum()
+    return total.item() / count
+
+
+def try_measuring(model: nn.Module, held_out: HeldOut, device: torch.device) -> None:
+    """Measure a few records once, before anything is charged: what cannot be measured at all is said now."""
+    try:
+        with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
+            measure(model, held_out, device, most=_TRIED)
+    except KeyboardInterrupt:
+        raise
+    except Exception as error:
+        raise ValueError(
+            f"{held_out.name} cannot be measured: {type(error).__name__}: {error} (tried on its first records, before "
+            "anything was charged)"
+        ) from error
+
+
+def _values(model: nn.Module, held_out: HeldOut, batch: Any) -> Tensor:
+    """The metric of each record of a batch."""
+    if not isinstance(batch, tuple | list) or len(batch) != 2:
+        came = f"{len(batch)} parts" if isinstance(batch, tuple | list) else type(batch).__name__
+        raise ValueError(f"held-out data must give batches of (inputs, targets), got {came}")
+    values = held_out.metric(model(batch[0]), batch[1])
+    rows = next((len(leaf) for leaf in leaves_of(batch) if isinstance(leaf, Tensor) and leaf.ndim), None)
+    if not isinstance(values, Tensor) or values.shape != (rows,):
+        came = f"shape {tuple(values.shape)}" if isinstance(values, Tensor) else type(values).__name__
+        raise ValueError(f"the metric must give one value for each of {rows} records, got {came}")
+    return values
 
 
 @contextmanager

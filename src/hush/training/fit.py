@@ -110,7 +110,7 @@ def fit(
         upfront=upfront,
         collate=collate,
         workers=workers,
-        public_buffers=tuple(public_buffers),
+        public_buffers=public_buffers,
         fingerprint_of=fingerprint_of,
         data_name=data_name,
         settings_from=settings_from,

@@ -2,21 +2,25 @@
 
 import copy
 import inspect
-from collections.abc import Callable, Mapping
+import math
+import os
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from os import PathLike
+from pathlib import Path
 from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
 
-from hush.accounting import Accountant, Budget, Event
+from hush.accounting import ACCOUNTANTS, NOT_VALID, Accountant, Budget, Event
 from hush.clipping.clips import Clip
 from hush.ledger import Ledger
 from hush.sampling.loader import Collate
 from hush.training.compiling import Compile
 from hush.training.evaluation import HeldOut
+from hush.training.ranges import number, one_of, text, whole
 
 Sampling = Literal["poisson", "allocated", "shuffled"]
 
@@ -62,14 +66,26 @@ class Job:
     upfront: Upfront | None = None
     collate: Collate | None = None
     workers: int = 0
-    public_buffers: tuple[str, ...] = ()
+    public_buffers: Sequence[str] = ()
     fingerprint_of: Any = None
     data_name: str = "the training set"
     settings_from: str = ""
 
     def __post_init__(self) -> None:
-        if self.batch_size is not None and self.batch_size < 1:
-            raise ValueError(f"batch_size must be a whole number >= 1, or left out to be found, got {self.batch_size}")
+        for name, least in (("lot_size", 1), ("steps", 1), ("batch_size", 1), ("workers", 0)):
+            if (value := getattr(self, name)) is not None:
+                object.__setattr__(self, name, whole(name, value, least=least))
+        if self.steps is None:
+            number("epochs", self.epochs, least=1e-9, most=1e9)
+        number("average", self.average, least=0.0, most=math.nextafter(1.0, 0.0))
+        one_of("scheduler_every", self.scheduler_every, ("step", "epoch"))
+        text("data_name", self.data_name, least=1)
+        text("settings_from", self.settings_from)
+        if not isinstance(self.model, nn.Module):
+            raise TypeError(f"expected a torch.nn.Module as the model, got {type(self.model).__name__}")
+        if isinstance(self.public_buffers, str):
+            raise TypeError(f"public_buffers are several patterns: write ({self.public_buffers!r},)")
+        object.__setattr__(self, "public_buffers", tuple(self.public_buffers))
         if not isinstance(self.optimizer, torch.optim.Optimizer):
             raise TypeError(f"expected an optimizer made with the model's parameters, got {self.optimizer!r}")
         if self.held_out is not None and not isinstance(self.held_out, HeldOut):
@@ -108,6 +124,7 @@ class Conduct:
     resume: bool = False
     checkpoint_every: int | None = None
     ledger: str | PathLike[str] | Ledger | None = None
+    create_ledger: bool = False
     device: str | torch.device | None = None
     padded: bool | None = None
     compile: Compile = "auto"
@@ -120,8 +137,29 @@ class Conduct:
     def __post_init__(self) -> None:
         if not isinstance(self.budget, Budget):
             raise TypeError(f"expected budget=hush.Budget(epsilon=..., delta=...), got {self.budget!r}")
-        if self.compile not in (True, False, "auto"):
-            raise ValueError(f"compile must be True, False or 'auto', got {self.compile!r}")
+        if self.noise_multiplier is not None:
+            number("noise_multiplier", self.noise_multiplier, least=0.01, most=1e6)
+        object.__setattr__(self, "reserve", whole("reserve", self.reserve, least=0))
+        if self.checkpoint_every is not None:
+            object.__setattr__(self, "checkpoint_every", whole("checkpoint_every", self.checkpoint_every, least=1))
+        if self.seed is not None:
+            object.__setattr__(self, "seed", whole("seed", self.seed, least=0, most=2**63 - 1))
+        one_of("sampling", self.sampling, ("poisson", "allocated", "shuffled"))
+        one_of("accountant", self.accountant, tuple(name for name in ACCOUNTANTS if name not in NOT_VALID))
+        one_of("noise", self.noise, ("gaussian", "discrete"))
+        one_of("compile", self.compile, (True, False, "auto"))
+        one_of("padded", self.padded, (True, False, None))
+        for name in ("out", "ledger"):
+            if isinstance(value := getattr(self, name), str | PathLike):
+                object.__setattr__(self, name, a_path(name, value))
+
+
+def a_path(name: str, value: str | PathLike[str]) -> Path:
+    """The path; refused where it names nothing."""
+    path = os.fspath(value)
+    if not path or "\0" in path:
+        raise ValueError(f"{name} must be a path, got {path!r}")
+    return Path(path)
 
 
 def per_example(loss: Any) -> Callable[..., Tensor]:

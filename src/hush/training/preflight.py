@@ -10,9 +10,10 @@ import torch
 from hush.checks.check import check
 from hush.plan import Plan
 from hush.private import Private
-from hush.sampling.loader import Loader
+from hush.sampling.draws import Indices
+from hush.sampling.loader import Loader, leaves_of
 from hush.sampling.lots import Lot
-from hush.training.evaluation import on_device
+from hush.training.evaluation import on_device, try_measuring
 from hush.training.options import Conduct, Job
 
 
@@ -51,11 +52,24 @@ def check_model(job: Job, plan: Plan, loader: Loader, device: torch.device) -> N
     """Refuse what cannot be trained while nothing is charged yet: inputs are synthetic, only shaped like these."""
     _check_optimizer(job)
     Private(job.model, plan, seed=0, public_buffers=job.public_buffers).detach()
-    few = Lot(0, np.arange(min(8, loader.examples)))
-    for batch in loader.batches(few, 8):
+    few = Lot(0, _telling_rows(loader))
+    for batch in loader.batches(few, len(few.indices)):
         parts = on_device(batch, device)
         parts = parts if isinstance(parts, tuple | list) else (parts,)
         check(job.model, job.losses_of(), *parts, public_buffers=job.public_buffers)
+    if job.held_out is not None:
+        try_measuring(job.model, job.held_out, device)
+
+
+def _telling_rows(loader: Loader) -> Indices:
+    """The first few rows, and those with the smallest and the largest label or code: a class that the model does not
+    know is found before anything is charged. Which classes there are is public (the report says so)."""
+    rows = set(range(min(8, loader.examples)))
+    for array in leaves_of(loader.arrays) if loader.in_memory else ():
+        values = torch.as_tensor(array)
+        if values.ndim == 1 and not values.is_floating_point() and not values.is_complex():
+            rows |= {int(values.argmin()), int(values.argmax())}
+    return np.array(sorted(rows))
 
 
 def ledger_data(job: Job, conduct: Conduct, loader: Loader) -> Any:

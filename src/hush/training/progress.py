@@ -1,6 +1,7 @@
 """The progress bar: steps, epoch, epsilon spent, examples per second, time left. Nothing in it is private.
 
-The rate counts the expected lot size L for each step, never how many examples a lot really had.
+The rate counts the expected lot size L for each step, never how many examples a lot really had, and has two digits: the
+time of a step follows that number.
 """
 
 import sys
@@ -8,7 +9,8 @@ import time
 from types import TracebackType
 from typing import Any
 
-from hush.accounting import Budget, rounded_up
+from hush.accounting import Accountant, Budget, rounded_up
+from hush.ledger.plain import plain
 from hush.plan import Plan
 
 _WIDE = 110  # columns of a terminal that have room for whole words
@@ -43,7 +45,7 @@ class Progress:
 
     def learn(self, *, epsilon: float, step: int = 0, note: str = "") -> None:
         """What will be spent at most before the next call, and the last measurement on held-out data."""
-        self._spent, self._note = epsilon, note or self._note
+        self._spent, self._note = epsilon, plain(note, most=60) or self._note
         if self._bar is not None:
             self._bar.update(self._task, completed=step, **self._fitting_words(step))
 
@@ -67,7 +69,7 @@ class Progress:
         return {
             "epoch": f"epoch {min(step, self._steps) / self._per_epoch:.1f} of {self._steps / self._per_epoch:.4g}",
             "spent": f"epsilon <= {rounded_up(self._spent)} of {self._budget.epsilon:g}",
-            "rate": f"{done * self._lot_size / seconds:,.0f} examples/s" if done else "",
+            "rate": f"{float(f'{done * self._lot_size / seconds:.2g}'):,.0f} examples/s" if done else "",
             "note": self._note,
         }
 
@@ -88,10 +90,12 @@ def _shorter(words: str) -> str:
     return words.replace(" of ", "/").replace("epsilon <= ", "eps<=").replace(" examples/s", "/s")
 
 
-def announce(plan: Plan, *, resumed: bool) -> None:
+def announce(plan: Plan, *, resumed: bool, accountant: Accountant = "pld") -> None:
     """One line on standard error before the first step: what will be done, and what it costs."""
-    size, noise = plan.lots, plan.noise_at(0)
-    cost = "" if plan.budget is None else f" for epsilon {plan.budget.epsilon:g} at delta {plan.budget.delta:g}"
+    size, noise, cost = plan.lots, plan.noise_at(0), ""
+    if plan.budget is not None:
+        epsilon = rounded_up(plan.epsilon(delta=plan.budget.delta, accountant=accountant).upper)
+        cost = f": epsilon {epsilon} of {plan.budget.epsilon:g} at delta {plan.budget.delta:g}"
     print(
         f"{'resuming' if resumed else 'training'}: {plan.steps:,} steps on about {size.expected_size:,} of "
         f"{size.examples:,} records each, noise multiplier {noise:.4g}{cost}",
@@ -109,10 +113,10 @@ def _bar(steps: int) -> Any:
     return Bar(
         BarColumn(bar_width=None),
         MofNCompleteColumn(),
-        TextColumn("{task.fields[epoch]}"),
-        TextColumn("[bold]{task.fields[spent]}"),
-        TextColumn("{task.fields[rate]}"),
-        TextColumn("[green]{task.fields[note]}"),
+        TextColumn("{task.fields[epoch]}", markup=False),
+        TextColumn("{task.fields[spent]}", style="bold", markup=False),
+        TextColumn("{task.fields[rate]}", markup=False),
+        TextColumn("{task.fields[note]}", style="green", markup=False),  # a label is text, not markup
         TimeRemainingColumn(compact=True),
         expand=True,
         console=Console(stderr=True),

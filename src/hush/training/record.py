@@ -28,7 +28,7 @@ def facts_of(run: "Run") -> dict[str, Any]:
         "chosen": finite(run.judge.chosen_entry(run.history)),
         "since_best": run.judge.since_best,
         "ended": run.ended,
-        "seconds": run.earlier_seconds + time.monotonic() - run.began,
+        "seconds": rounded_time(run.earlier_seconds + time.monotonic() - run.began),
         "resumed": run.resumed,
         "model": {"kind": type(job.model).__name__, "trained_parameters": sum(p.numel() for p in trained)},
         "optimizer": _optimizer(job.optimizer),
@@ -44,6 +44,16 @@ def facts_of(run: "Run") -> dict[str, Any]:
         "device": _device_name(run.device),
         "versions": versions(),
     }
+
+
+def rounded_time(seconds: float) -> int:
+    """Whole seconds, two digits, rounded up: how long a run took follows the sizes its lots really had.
+
+    >>> rounded_time(0.10128913), rounded_time(61.2), rounded_time(12345.6)
+    (1, 62, 13000)
+    """
+    unit = 10 ** max(0, len(str(int(seconds))) - 2)
+    return max(1, math.ceil(seconds / unit)) * unit
 
 
 def finite(value: Any) -> Any:

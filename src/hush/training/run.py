@@ -12,6 +12,7 @@ from torch.optim.lr_scheduler import ReduceLROnPlateau
 
 from hush import accounting
 from hush.accounting.approximate_noise import epsilon_of_inexact
+from hush.checks.processes import require_one_process
 from hush.ledger import BudgetExhausted, Ledger, checkpoints
 from hush.ledger.checkpoints import Checkpoint
 from hush.plan import Plan, clip_from_dict
@@ -37,7 +38,13 @@ _SECONDS_BETWEEN = 20.0  # a checkpoint costs tens of milliseconds; a crash lose
 
 def train(job: Job, conduct: Conduct) -> Result:
     """Run the job under the conduct; `fit` and `hush train` end here."""
+    require_one_process()
     folder = None if conduct.out is None else Path(conduct.out)
+    with saving.held(folder):
+        return _train(job, conduct, folder)
+
+
+def _train(job: Job, conduct: Conduct, folder: Path | None) -> Result:
     saved = saving.find_saved(folder, resume=conduct.resume)
     device = device_of(job, conduct)
     loader = Loader(job.train_set, collate=job.collate, workers=job.workers)
@@ -72,7 +79,8 @@ class Run:
         self.upfront = "none" if job.upfront is None else "begun"
         self.resumed = 0
         self.earlier_seconds, self.began = 0.0, time.monotonic()
-        self.batch_size = job.batch_size or first_size(plan.lots, device)
+        # As it begins: where memory runs out it is halved, which a large lot may decide, and which is kept nowhere.
+        self.batch_size = min(job.batch_size, loader.examples) if job.batch_size else first_size(plan.lots, device)
         self.saved_at = -math.inf
         self.private: Private | None = None
         self.book: Ledger | None = None
@@ -86,7 +94,8 @@ class Run:
         if saved is not None:
             self._resume(saved, data)
             return
-        self._warn(check_delta(self.conduct.budget.delta, self.loader.examples))
+        if (doubt := check_delta(self.conduct.budget.delta, self.loader.examples)) is not None:
+            self._warn(doubt)
         check_model(self.job, self.plan, self.loader, self.device)
         self._take(open_charged(self.plan, self.conduct, folder, data))
         self._do_upfront()
@@ -115,7 +124,7 @@ class Run:
         self.upfront, self.history, self.notes = facts["upfront"]["state"], list(facts["history"]), list(facts["notes"])
         self.ended, self.judge.since_best = facts["ended"], facts["since_best"]
         self.earlier_seconds, self.resumed = facts["seconds"], facts["resumed"] + 1
-        self.batch_size = self.job.batch_size or facts["batch_size"]
+        self.batch_size = facts["batch_size"] if self.job.batch_size is None else self.batch_size
         saving.unpack(saved.state, self.job, self.judge)
         assert self.folder is not None
         self._take(resume_charged(saved, self.conduct, self.folder, data))
@@ -127,7 +136,7 @@ class Run:
     def _take(self, charged: Charged) -> None:
         self.charged, self.book = charged, charged.book
         if self.conduct.progress and self.ended is None:
-            announce(self.plan, resumed=self.resumed > 0)
+            announce(self.plan, resumed=self.resumed > 0, accountant=self.conduct.accountant)
 
     def _make_private(self) -> Private:
         return Private(
@@ -173,13 +182,12 @@ class Run:
         private, per_epoch = self._private, self.plan.lots.steps_per_epoch
         runner = make_runner(private, self.loader, self.losses_of, self.conduct, self.device, self.batch_size)
         assert private.account is not None
-        self._units_before, self._steps_before = private.account.reserved, private.steps_done
+        self._units_before, self._steps_before = private.account.taken, private.steps_done
         if not self.history:
             self._measure(progress, scribe)
         for lot in private.lots():
             runner(lot)
             private.step(self.job.optimizer)
-            self.batch_size = runner.size
             step = private.steps_done
             self._after_step(step)
             if step % per_epoch == 0 or step == self.plan.steps:
@@ -244,27 +252,23 @@ class Run:
 
     def finish(self) -> Result:
         """The last checkpoint, the end of the account, the chosen parameters into the model, the report."""
-        self._save()
-        self._private.detach()
-        chosen = self.judge.chosen()
-        with torch.no_grad():
-            for name, parameter in self.job.model.named_parameters():
-                parameter.copy_(chosen[name])
+        with saving.only_warned("the last checkpoint was not written"):
+            self._save()
+        with saving.only_warned("the account was not closed, and all its units stay spent"):
+            self._private.detach()
+        self.judge.put_back()
         facts = facts_of(self)
-        statement = statement_of(facts, ledger=self.book)
+        statement = statement_of(facts)
+        with saving.only_warned("the ledger was not read, and the statement is without it"):
+            statement = statement_of(facts, ledger=self.book)
         report = None
         if self.folder is not None:
-            saving.write_model(self.folder, self.job.model)
-            report = write_report(self.folder, statement)
-        return Result(
-            model=self.job.model,
-            statement=statement,
-            history=tuple(self.history),
-            ended=str(self.ended),
-            steps=self._private.steps_done,
-            seconds=facts["seconds"],
-            report=report,
-        )
+            with saving.only_warned("the model was not written"):
+                saving.write_model(self.folder, self.job.model)
+            with saving.only_warned("the report was not written"):
+                report = write_report(self.folder, statement)
+        ended, steps, seconds = str(self.ended), self._private.steps_done, facts["seconds"]
+        return Result(self.job.model, statement, tuple(self.history), ended, steps, seconds, report)
 
     def close_book(self) -> None:
         """Close the ledger's file if this run has opened it; its accounts stay as they are."""
@@ -288,7 +292,6 @@ class Run:
         checkpoints.save(self.folder / saving.CHECKPOINT, Checkpoint(state=state, facts=facts, seen=seen))
         self.saved_at = time.monotonic()
 
-    def _warn(self, message: str | None) -> None:
-        if message is not None:
-            self.notes.append(message)
-            warnings.warn(message, PrivacyWarning, stacklevel=4)
+    def _warn(self, message: str) -> None:
+        self.notes.append(message)
+        warnings.warn(message, PrivacyWarning, stacklevel=4)

@@ -1,20 +1,50 @@
-"""A run's folder: its checkpoint, its trained model, and what is put back when it is resumed."""
+"""A run's folder: held by one run, its checkpoint, its trained model, and what is put back when it is resumed."""
 
-import os
-from collections.abc import Mapping
+import io
+import warnings
+from collections.abc import Iterator, Mapping
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import nn
 
-from hush.ledger import checkpoints
-from hush.ledger.checkpoints import Checkpoint
+from hush.ledger import LedgerError, checkpoints, owned
+from hush.ledger.checkpoints import Checkpoint, CheckpointError
+from hush.ledger.plain import plain
 from hush.plan import Plan, clip_to_dict
 from hush.training.choosing import Judge
 from hush.training.options import Conduct, Job
+from hush.training.planning import PrivacyWarning
 
 CHECKPOINT, MODEL = "checkpoint", "model.pt"
+_TRACES = (MODEL, "report.html", "report.json", "report.txt", "ledger.hush")
+
+
+@contextmanager
+def held(folder: Path | None) -> Iterator[None]:
+    """The folder for one run alone, from before its first charge to its end; without a folder nothing."""
+    with ExitStack() as stack:
+        try:
+            if folder is not None:
+                stack.enter_context(owned.held(folder))
+        except OSError as error:
+            why = error.strerror or str(error)
+            raise ValueError(
+                f"expected a folder that can be written; came {folder}: {why}; choose another out (--out)"
+            ) from None
+        yield
+
+
+@contextmanager
+def only_warned(what: str) -> Iterator[None]:
+    """What cannot be written at the end is said beside the result, which exists and was paid for."""
+    try:
+        yield
+    except (OSError, ValueError, LedgerError, CheckpointError) as error:
+        why = f"{error.strerror}: {error.filename}" if isinstance(error, OSError) and error.strerror else str(error)
+        warnings.warn(f"{what}: {plain(why)}", PrivacyWarning, stacklevel=6)
 
 
 def find_saved(folder: Path | None, *, resume: bool) -> Checkpoint | None:
@@ -24,6 +54,8 @@ def find_saved(folder: Path | None, *, resume: bool) -> Checkpoint | None:
             raise ValueError("resume needs the folder of the run: give out=FOLDER (--out FOLDER)")
         return None
     if not checkpoints.exists(folder / CHECKPOINT):
+        if resume:
+            _say_what_is_lost(folder)
         return None
     saved = checkpoints.load(folder / CHECKPOINT)
     if resume:
@@ -93,10 +125,23 @@ def set_random_state(state: Mapping[str, torch.Tensor], device: torch.device) ->
 
 def write_model(folder: Path, model: nn.Module) -> Path:
     """The trained parameters as FOLDER/model.pt, whole or not at all; read with torch.load(weights_only=True)."""
-    path, partial = folder / MODEL, folder / (MODEL + ".part")
-    torch.save(model.state_dict(), partial)
-    os.replace(partial, path)
-    return path
+    buffer = io.BytesIO()
+    torch.save(model.state_dict(), buffer)
+    owned.write_whole(folder / MODEL, buffer.getbuffer())
+    return folder / MODEL
+
+
+def _say_what_is_lost(folder: Path) -> None:
+    """A resumed run without a checkpoint begins, and is charged, anew: never where one has been, never in silence."""
+    traces = [name for name in _TRACES if (folder / name).exists()]
+    if (folder / CHECKPOINT).is_dir() and any((folder / CHECKPOINT).iterdir()):
+        traces.append(CHECKPOINT)
+    if traces:
+        raise ValueError(
+            f"expected a checkpoint in {folder} to resume from; came none beside {', '.join(traces)} of an earlier "
+            "run; put the checkpoint back, or begin anew in another folder: what was spent stays spent"
+        )
+    warnings.warn(f"no run in {folder} to resume: a new one begins, and is charged", PrivacyWarning, stacklevel=4)
 
 
 def _bound(job: Job) -> object:

@@ -1,9 +1,12 @@
 """TensorBoard event files, as an option: the history of a run, written as it happens."""
 
+import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
+
+from hush.ledger import owned
 
 
 class Scribe:
@@ -11,6 +14,7 @@ class Scribe:
 
     def __init__(self, writer: Any = None) -> None:
         self._writer = writer
+        self._began = time.time() // 60 * 60  # one time for all entries: how long an epoch took is not ours to tell
 
     def write(self, entry: Mapping[str, Any]) -> None:
         """One entry; what was not measured in it is left out."""
@@ -18,7 +22,7 @@ class Scribe:
             return
         for name, value in entry.items():
             if name not in ("step", "epoch") and isinstance(value, int | float):
-                self._writer.add_scalar(name, value, entry["step"])
+                self._writer.add_scalar(name, value, entry["step"], walltime=self._began)
 
 
 def require_tensorboard(folder: Path | None) -> Any:
@@ -38,6 +42,8 @@ def open_scribe(folder: Path | None, wanted: bool) -> Iterator[Scribe]:
     if not wanted:
         yield Scribe()
         return
+    assert folder is not None
+    owned.make_folder(folder / "tensorboard")
     writer = require_tensorboard(folder)(f"{folder}/tensorboard")
     try:
         yield Scribe(writer)

@@ -66,28 +66,28 @@ def test_hazard_22_a_secure_run_draws_a_new_key_and_gives_up_a_begun_epoch(lots:
         for _ in second.lots():
             second.step(optimizer)
             seen.append(torch.cat([p.grad.flatten() for p in second.model.parameters() if p.grad is not None]))
-        assert second.steps_done == 10 and second.account is not None and second.account.reserved == charged
+        assert second.steps_done == 10 and second.account is not None and second.account.taken == charged
         after.append(torch.stack(seen))
     assert not torch.equal(after[0], after[1]), "no resumed run repeats another's noise"
 
 
 def test_lost_steps_stay_charged_and_the_reserve_pays_for_them(tmp_path: Path) -> None:
     made = plan(steps=8, reserve=20, budget=Budget(epsilon=30.0, delta=1e-5))
-    book = Ledger(tmp_path / "x.hush")
+    book = Ledger(tmp_path / "x.hush", create=True)
     first = Private(network(), made, book.open_account("run", budget=made.budget, units=made.units))
     optimizer = torch.optim.SGD(first.model.parameters(), lr=0.0)
     train(first, optimizer, 3)
     state = first.state_dict()
-    assert book.pages()[0].spent == 3, "a checkpoint gives back what was only reserved"
+    assert book.accounts()[0].spent == 3, "a checkpoint gives back what was only reserved"
     train(first, optimizer, 5)  # and then a crash
     account = book.resume_account("run")
     second = Private(network(), made, account)
-    resumed_at = account.reserved
+    resumed_at = account.taken
     second.load_state_dict(state)
     assert second.steps_done == 3 and resumed_at >= 5
     train(second, torch.optim.SGD(second.model.parameters(), lr=0.0))
     second.detach()
-    assert second.steps_done == 8 and book.pages()[0].spent == resumed_at + 5
+    assert second.steps_done == 8 and book.accounts()[0].spent == resumed_at + 5
 
 
 def test_noise_is_that_of_the_unit_that_was_charged() -> None:

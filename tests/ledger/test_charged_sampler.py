@@ -13,8 +13,8 @@ from support.small_course import KINDS, L, N, losses_of, network, plan, train, w
 
 from hush.accounting import Budget, Gaussian, PoissonSampled, Shuffled, epsilon
 from hush.clipping.clips import FlatClip
-from hush.ledger import BudgetExhausted, Ledger, MemoryAccount
-from hush.ledger.course import Course
+from hush.ledger import BudgetExhausted, Ledger, LedgerMissing, MemoryAccount
+from hush.ledger.charged_sampler import ChargedSampler
 from hush.private import Private
 from hush.sampling.lots import AllocatedLots, Lots, PoissonLots, ShuffledLots
 
@@ -26,36 +26,36 @@ def test_hazard_21_a_unit_is_on_record_before_it_is_handed_out(lots: Lots) -> No
     log: list[str] = []
 
     class Spy(MemoryAccount):
-        def reserve(self, units: int) -> None:
-            log.append(f"reserve {units}")
-            super().reserve(units)
+        def take(self) -> int:
+            log.append(f"charge {self.taken}")
+            return super().take()
 
-    course_plan = plan(lots=lots, steps=12)
-    course = Course(course_plan, Spy(units=course_plan.units), seed=0)
-    drawn = course._lots_of
-    course._lots_of = lambda unit: log.append(f"take {unit}") or drawn(unit)  # type: ignore[method-assign, func-returns-value]
+    made = plan(lots=lots, steps=12)
+    sampler = ChargedSampler(made, Spy(units=made.units), seed=0)
+    drawn = sampler._lots_of
+    sampler._lots_of = lambda unit: log.append(f"draw {unit}") or drawn(unit)  # type: ignore[method-assign, func-returns-value]
     for _ in range(12):
-        course.next_lot()
-        course.step += 1
+        sampler.next_lot()
+        sampler.step += 1
     units = -(-12 // lots.steps_per_unit)
-    assert log == [entry for unit in range(units) for entry in (f"reserve {unit + 1}", f"take {unit}")]
+    assert log == [entry for unit in range(units) for entry in (f"charge {unit}", f"draw {unit}")]
 
 
-def indices(course: Course, steps: int) -> list[list[int]]:
+def indices(sampler: ChargedSampler, steps: int) -> list[list[int]]:
     found = []
     for _ in range(steps):
-        found.append(course.next_lot().indices.tolist())
-        course.step += 1
+        found.append(sampler.next_lot().indices.tolist())
+        sampler.step += 1
     return found
 
 
 @pytest.mark.parametrize("lots", [*KINDS, PoissonLots(10**6, 600)])
 def test_hazard_22_a_run_that_resumes_inside_a_draw_gets_the_lots_it_would_have_had(lots: Lots) -> None:
     made = plan(lots=lots, steps=400)
-    whole = indices(Course(made, None, seed=5), 300)
+    whole = indices(ChargedSampler(made, None, seed=5), 300)
     assert len({tuple(lot) for lot in whole}) > 250, "draws differ from each other"
     for stop in (1, 108, 109, 127, 128, 200):
-        first, second = Course(made, None, seed=5), Course(made, None, seed=5)
+        first, second = ChargedSampler(made, None, seed=5), ChargedSampler(made, None, seed=5)
         assert indices(first, stop) == whole[:stop]
         second.load_state_dict(first.state_dict())
         assert indices(second, 300 - stop) == whole[stop:]
@@ -63,10 +63,10 @@ def test_hazard_22_a_run_that_resumes_inside_a_draw_gets_the_lots_it_would_have_
 
 def test_lots_that_were_drawn_ahead_are_not_used_again_without_a_seed() -> None:
     made = plan(lots=PoissonLots(10**6, 600), steps=400)
-    first = Course(made, None, seed=None)
+    first = ChargedSampler(made, None, seed=None)
     indices(first, 3)
     state, ahead = first.state_dict(), indices(first, 5)
-    for other in (Course(made, None, seed=None), first):
+    for other in (ChargedSampler(made, None, seed=None), first):
         other.load_state_dict(state)
         assert not set(map(tuple, indices(other, 5))) & set(map(tuple, ahead))
 
@@ -74,15 +74,29 @@ def test_lots_that_were_drawn_ahead_are_not_used_again_without_a_seed() -> None:
 @pytest.mark.parametrize("lots", [PoissonLots(10**6, 600), AllocatedLots(6000, 60), ShuffledLots(6000, 60)])
 def test_a_forked_child_draws_lots_of_its_own(lots: Lots, monkeypatch: pytest.MonkeyPatch) -> None:
     made = plan(lots=lots, steps=400)
-    course = Course(made, None, seed=None)
-    indices(course, 3)
-    parent = copy.copy(course)
-    parent._unit = list(course._unit)
-    charged, ahead = course.charged, indices(parent, 5)
+    sampler = ChargedSampler(made, None, seed=None)
+    indices(sampler, 3)
+    state = vars(sampler) | {"_unit": list(sampler._unit)}
+    parent = object.__new__(ChargedSampler)
+    vars(parent).update(state)
+    charged, ahead = sampler.charged, indices(parent, 5)
     process = os.getpid()
     monkeypatch.setattr(os, "getpid", lambda: process + 1)
-    assert not set(map(tuple, indices(course, 5))) & set(map(tuple, ahead))
-    assert course.charged == charged + (5 if lots.steps_per_unit == 1 else 1), "a begun epoch is given up"
+    assert not set(map(tuple, indices(sampler, 5))) & set(map(tuple, ahead))
+    assert sampler.charged == charged + (5 if lots.steps_per_unit == 1 else 1), "a begun epoch is given up"
+
+
+def test_s2_a_run_is_not_copied_and_two_runs_on_one_account_get_different_units() -> None:
+    made = plan(steps=8)
+    account = MemoryAccount(units=made.units)
+    first, second = (ChargedSampler(made, account, seed=None) for _ in range(2))
+    with pytest.raises(TypeError, match="cannot be copied"):
+        copy.copy(first)
+    indices(first, 5), indices(second, 3)
+    for sampler in (first, second):
+        with pytest.raises(BudgetExhausted):
+            sampler.next_lot()
+    assert account.taken == 8
 
 
 def test_an_exhausted_account_hands_out_nothing() -> None:
@@ -91,7 +105,7 @@ def test_an_exhausted_account_hands_out_nothing() -> None:
     private = Private(network(), one, account, seed=0)
     with pytest.raises(BudgetExhausted):
         train(private, torch.optim.SGD(private.model.parameters(), lr=0.1))
-    assert private.steps_done == 3 and account.reserved == 8
+    assert private.steps_done == 3 and account.taken == 8
 
 
 def test_spent_follows_the_lots_and_the_plan_bounds_it() -> None:
@@ -109,17 +123,19 @@ def test_spent_follows_the_lots_and_the_plan_bounds_it() -> None:
 
 def test_a_ledger_by_path_by_object_and_by_account(tmp_path: Path) -> None:
     made = plan(budget=Budget(epsilon=20.0, delta=1e-5), lots=ShuffledLots(N, L), steps=7)
-    for ledger in (tmp_path / "a.hush", str(tmp_path / "b.hush"), Ledger(tmp_path / "c.hush")):
+    for name in "ab":
+        Ledger(tmp_path / f"{name}.hush", create=True).close()
+    for ledger in (tmp_path / "a.hush", str(tmp_path / "b.hush"), Ledger(tmp_path / "c.hush", create=True)):
         private = Private(network(), made, ledger)
         train(private, torch.optim.SGD(private.model.parameters(), lr=0.1))
         private.detach()
         private.detach()
-        (page,) = (ledger if isinstance(ledger, Ledger) else Ledger(ledger)).pages()
+        (page,) = (ledger if isinstance(ledger, Ledger) else Ledger(ledger)).accounts()
         assert page.closed and page.spent == 2 and page.event(page.spent) == Shuffled(5, Gaussian(1.0)) * 2
         assert page.budget == Budget(epsilon=20.0, delta=1e-5)
         with pytest.raises(RuntimeError, match="ended by detach"):
             list(Private.lots(private)) if private.steps_done < 7 else next(iter(_again(private)))
-    book = Ledger(tmp_path / "d.hush")
+    book = Ledger(tmp_path / "d.hush", create=True)
     account = book.open_account("mine", budget=made.budget, units=made.units)
     assert Private(network(), made, account).account is account
     with pytest.raises(ValueError, match="account holds 2 units and the plan 8"):
@@ -132,8 +148,11 @@ def _again(private: Private) -> Any:
 
 
 def test_a_plan_made_for_no_budget_takes_what_it_costs(tmp_path: Path) -> None:
+    with pytest.raises(LedgerMissing, match="create=True"):
+        Private(network(), plan(), tmp_path / "x.hush")
+    Ledger(tmp_path / "x.hush", create=True).close()
     private = Private(network(), plan(), tmp_path / "x.hush")
-    (page,) = Ledger(tmp_path / "x.hush").pages()
+    (page,) = Ledger(tmp_path / "x.hush").accounts()
     assert page.budget is not None and page.budget.delta == 1e-5
     assert page.budget.epsilon == plan().epsilon(delta=1e-5).upper
     private.detach()
@@ -193,7 +212,7 @@ def test_hazard_20_every_update_has_one_charge_and_one_noise(seed: int) -> None:
         def step(self, closure: Any = None) -> Any:  # type: ignore[override]
             nonlocal updates
             updates += 1
-            charged_at_update.append(account.reserved)
+            charged_at_update.append(account.taken)
             seen_noise.append(torch.cat([p.grad.flatten() for p in model.parameters() if p.grad is not None]))
             if chance.random() < 0.1:
                 raise Oops
@@ -224,7 +243,7 @@ def test_hazard_20_every_update_has_one_charge_and_one_noise(seed: int) -> None:
             assert "charged but not used" in str(error)
         if private._lot is not None:
             private.abandon() if chance.random() < 0.5 else _finish(private, optimizer)
-    assert len(set(charged_at_update)) == updates <= account.reserved == 25
+    assert len(set(charged_at_update)) == updates <= account.taken == 25
     for a, noise in enumerate(seen_noise):
         assert noise.std() > 1.0, "sigma 100, C 1, L 6"
         assert all(not torch.equal(noise, other) for other in seen_noise[:a])

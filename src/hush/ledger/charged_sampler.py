@@ -1,7 +1,7 @@
 """Where a run stands in its plan: units are charged, then drawn, then handed out lot by lot."""
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, NoReturn
 
 from hush.accounting.approximate_noise import epsilon_of_inexact
 from hush.accounting.bounds import Bounds
@@ -12,7 +12,7 @@ from hush.sampling.draws import Indices
 from hush.sampling.lots import Lot
 
 
-class Course:
+class ChargedSampler:
     """Walks through a plan, one lot at a time.
 
     Guarantee: no lot is handed out before its unit is on record in the account, and each lot gets the noise of the
@@ -27,7 +27,7 @@ class Course:
         self.account = account
         self.seed = seed
         self.step = 0
-        self.charged = account.reserved if account is not None else 0
+        self._unit_number = -1
         self._steps_per_unit, self._units_per_draw = plan.lots.steps_per_unit, plan.lots.units_per_draw
         self._last_paid = plan.steps + plan.reserve - 1
         self._units_drawn = 0
@@ -41,21 +41,24 @@ class Course:
         self._draw_number = -1
         self._draw: Sequence[Indices] = []  # the lots of several units
 
+    @property
+    def charged(self) -> int:
+        """Units of the account that were handed out or are lost; without an account, units drawn."""
+        return self.account.taken if self.account is not None else self._unit_number + 1
+
     def next_lot(self) -> Lot:
         """The lot of the current step; charges and draws a new unit where the last one is used up."""
         if self._home != this_process():
             self._leave_to_parent()
         if not self._unit:
-            if self.account is not None:
-                self.account.reserve(self.charged + 1)
-            self.charged += 1
+            self._unit_number = self.account.take() if self.account is not None else self._unit_number + 1
             self._unit = self._lots_of(self._units_drawn)
             self._units_drawn += 1
         return Lot(self.step, self._unit.pop(0))
 
     def noise(self) -> float:
         """The noise multiplier that was paid for the lot that was drawn last."""
-        paid = self.charged * self._steps_per_unit - len(self._unit) - 1
+        paid = (self._unit_number + 1) * self._steps_per_unit - len(self._unit) - 1
         return self.plan.noise_at(min(paid, self._last_paid))
 
     def spent(self, delta: float) -> Bounds:
@@ -63,16 +66,18 @@ class Course:
         account = self.account
         if account is None:
             return self.plan.epsilon(delta=delta)
-        return epsilon_of_inexact(lambda delta: account.so_far(delta=delta), delta=delta, distance=self.distance)
+        beyond = max(0.0, self.distance - account.distance)  # of an account that was opened for other noise
+        return epsilon_of_inexact(lambda delta: account.so_far(delta=delta), delta=delta, distance=beyond)
 
     def state_dict(self) -> dict[str, Any]:
         """Plain values, never a key; what was reserved ahead is given back first."""
         if self.account is not None:
-            self.account.settle(self.charged)
+            self.account.settle()
         return {
             "plan": self.plan.to_dict(),
             "step": self.step,
             "charged": self.charged,
+            "unit_number": self._unit_number,
             "units_drawn": self._units_drawn,
             "lots_left_in_unit": len(self._unit),
             "seeded": self.seed is not None,
@@ -87,10 +92,8 @@ class Course:
             raise ValueError(f"the saved run was {was}: a run keeps its kind of randomness")
         self.take_key()
         if self.account is not None:
-            self.account.reserve(state["charged"])
-            self.charged = max(state["charged"], self.account.reserved)
-        else:
-            self.charged = state["charged"]
+            self.account.spend_up_to(state["charged"])
+        self._unit_number = state["unit_number"]
         self.step, self._units_drawn, self._unit = state["step"], state["units_drawn"], []
         left = state["lots_left_in_unit"]
         if self.seed is not None and left:
@@ -103,6 +106,9 @@ class Course:
             self._draw, self._draw_number = self.plan.lots.draw(self.key.stream("lots", step=number)), number
         start = place * self._steps_per_unit
         return list(self._draw[start : start + self._steps_per_unit])
+
+    def __reduce_ex__(self, protocol: Any) -> NoReturn:
+        raise TypeError("a run cannot be copied: both copies would draw the same lots and noise; save its state_dict()")
 
     def _leave_to_parent(self) -> None:
         """In a forked child, whose key is another: what was drawn before is the parent's, the rest of an epoch too."""
