@@ -174,6 +174,7 @@ class _RowOwners:
         self._grad, self._base = grad, base
         self._dim: int | None = None
         self._owners: Tensor | None = None
+        self._spoiled = False
 
     def add(self, scaled: Tensor, digit: int) -> None:
         for dim in range(self._grad.dim()) if digit == 0 else () if self._dim is None else (self._dim,):
@@ -193,8 +194,10 @@ class _RowOwners:
         clear = ((exponent - shift).abs() < 1e-3) & ((of_total - shift).abs() < 1e-3)
         clear &= (owner >= 0) & (owner < self._base)
         silent = (largest == 0) & (new_largest == 0)
-        if not bool((silent | clear).all()):
+        spoiled = ~(largest.isfinite() & new_largest.isfinite())
+        if not bool((silent | clear | spoiled).all()):
             return None
+        self._spoiled = self._spoiled or bool(spoiled.any())
         return torch.where(clear, owner, NOBODY).long()
 
     def layout(self, batch: int) -> Layout | None:
@@ -202,6 +205,8 @@ class _RowOwners:
         if self._dim is None or self._owners is None or bool((self._owners >= batch).any()):
             return None
         fitting = regular(self._owners, self._dim, batch)
+        if self._spoiled:  # rows that name nobody may still lie where the others leave room, and in one place only
+            return fitting[0] if len(fitting) == 1 else None
         return fitting[0] if fitting else table(self._owners, self._dim, batch)
 
 
