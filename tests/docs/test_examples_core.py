@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 import hush.noise.release
-import hush.sanitizer
+import hush.noise.sanitizer
 from hush.accounting import epsilon
 from hush.accounting.events import Gaussian, PoissonSampled
 from hush.clipping.bounded_sum import BoundedSum
@@ -61,7 +61,7 @@ class Audit:
 def audit(monkeypatch: pytest.MonkeyPatch) -> Iterator[Audit]:
     watcher = Audit()
     monkeypatch.setattr(hush.noise.release, "add_noise", watcher)
-    monkeypatch.setattr(hush.sanitizer, "add_noise", watcher)
+    monkeypatch.setattr(hush.noise.sanitizer, "add_noise", watcher)
     yield watcher
     watcher.check()
 

@@ -44,24 +44,32 @@ class Inputs(NamedTuple):
         """Every tensor and where it lies."""
         found: list[tuple[str, Tensor]] = []
 
-        def note(tensor: Tensor, path: str) -> Tensor:
-            found.append((path, tensor))
-            return tensor
+        def note(leaf: Any, path: str) -> Any:
+            if isinstance(leaf, Tensor):
+                if leaf.is_nested or leaf.layout != torch.strided:
+                    kind = "a nested tensor" if leaf.is_nested else f"a tensor with layout {leaf.layout}"
+                    raise ValueError(f"inputs{path} is {kind}: expected a dense one, padded where lengths differ")
+                found.append((path, leaf))
+            return leaf
 
         self._walked(note)
         return found
 
-    def map(self, function: Callable[[Tensor], Tensor]) -> "Inputs":
-        """The same inputs with each tensor replaced by function(tensor)."""
-        return self._walked(lambda tensor, path: function(tensor))
+    def map(self, change: Callable[[Any], Any]) -> "Inputs":
+        """The same structure with `change` applied to every leaf, tensor or not."""
+        return self._walked(lambda leaf, path: change(leaf))
+
+    def map_tensors(self, change: Callable[[Tensor], Tensor]) -> "Inputs":
+        """The same inputs with each tensor replaced by change(tensor)."""
+        return self._walked(lambda leaf, path: change(leaf) if isinstance(leaf, Tensor) else leaf)
 
     def take(self, index: Tensor) -> "Inputs":
         """These rows of all tensors that have rows."""
-        return self.map(lambda tensor: tensor[index.to(tensor.device)] if tensor.dim() else tensor)
+        return self.map_tensors(lambda tensor: tensor[index.to(tensor.device)] if tensor.dim() else tensor)
 
-    def _walked(self, function: Callable[[Tensor, str], Tensor]) -> "Inputs":
-        args = tuple(_mapped(function, value, f"[{place}]") for place, value in enumerate(self.args))
-        return Inputs(args, {name: _mapped(function, value, f'["{name}"]') for name, value in self.kwargs.items()})
+    def _walked(self, change: Callable[[Any, str], Any]) -> "Inputs":
+        args = tuple(_mapped(change, value, f"[{place}]") for place, value in enumerate(self.args))
+        return Inputs(args, {name: _mapped(change, value, f'["{name}"]') for name, value in self.kwargs.items()})
 
 
 def has_rows(leaf: Any) -> bool:
@@ -69,23 +77,18 @@ def has_rows(leaf: Any) -> bool:
     return isinstance(leaf, Tensor) and leaf.dim() > 0
 
 
-def _mapped(function: Callable[[Tensor, str], Tensor], value: Any, path: str) -> Any:
-    if isinstance(value, Tensor):
-        if value.is_nested or value.layout != torch.strided:
-            kind = "a nested tensor" if value.is_nested else f"a tensor with layout {value.layout}"
-            raise ValueError(f"inputs{path} is {kind}: expected a dense one, padded where lengths differ")
-        return function(value, path)
-    if value is None or isinstance(value, (str, bytes, int, float, complex, bool)):
-        return value
+def _mapped(change: Callable[[Any, str], Any], value: Any, path: str) -> Any:
     if isinstance(value, Mapping):
-        pairs = {key: _mapped(function, item, f"{path}[{key!r}]") for key, item in value.items()}
+        pairs = {key: _mapped(change, item, f"{path}[{key!r}]") for key, item in value.items()}
         return pairs if type(value) is dict else type(value)(pairs)  # type: ignore[call-arg]
-    named: Any = getattr(value, "_asdict", dict)()
-    if isinstance(value, tuple) and named:
-        return type(value)(*[_mapped(function, item, f"{path}.{name}") for name, item in named.items()])
+    named: Any = getattr(value, "_asdict", dict)() if isinstance(value, tuple) else {}
+    if named:
+        return type(value)(*[_mapped(change, item, f"{path}.{name}") for name, item in named.items()])
     if isinstance(value, (tuple, list)):
-        return type(value)(_mapped(function, item, f"{path}[{place}]") for place, item in enumerate(value))
+        return type(value)(_mapped(change, item, f"{path}[{place}]") for place, item in enumerate(value))
+    if value is None or isinstance(value, (Tensor, str, bytes, int, float, complex)):
+        return change(value, path)
     leaves, structure = pytree.tree_flatten(value)
     if len(leaves) == 1 and leaves[0] is value:
-        return value
-    return pytree.tree_unflatten([_mapped(function, leaf, f"{path}.{k}") for k, leaf in enumerate(leaves)], structure)
+        return change(value, path)
+    return pytree.tree_unflatten([_mapped(change, leaf, f"{path}.{k}") for k, leaf in enumerate(leaves)], structure)

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from hush.clipping.clips import Clip, FlatClip, PerLayerClip
-from hush.pca import ProjectionLayer
+from hush.noise.pca import ProjectionLayer
 from hush.recipes.features.whitening import CHANNELS, features
 from hush.recipes.networks import paper_mnist, scattering_head
 

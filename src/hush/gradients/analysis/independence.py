@@ -97,7 +97,9 @@ def _replaced(few: Inputs, others: Inputs, keep: int, bite: Replace | None, only
         if not tensor.dim():
             return tensor
         if bite is not None:
-            other = bite(tensor)
+            places = tensor.is_cuda and is_real(tensor) and bool((tensor == tensor.round()).all())
+            # Whole numbers may be places in a table: on a GPU one outside of it ends the process.
+            other = _most(tensor) if places else bite(tensor)
         elif is_real(tensor):
             other = other * 3 + 1
         new = torch.ones(len(tensor), dtype=torch.bool, device=tensor.device) if only is None else None
@@ -107,7 +109,7 @@ def _replaced(few: Inputs, others: Inputs, keep: int, bite: Replace | None, only
         new[keep] = False
         return torch.where(new.view(-1, *[1] * (tensor.dim() - 1)), other.to(tensor.dtype), tensor)
 
-    return few.map(replace)
+    return few.map_tensors(replace)
 
 
 def _filled(value: float) -> Replace:
@@ -194,7 +196,7 @@ def _worst(function: Function, few: Inputs, moved: list[Variant]) -> float:
 
 def _moves(function: Function, few: Inputs, moved: list[Variant], weights: Mapping[str, Tensor], double: bool) -> float:
     def wide(inputs: Inputs) -> Inputs:
-        return inputs.map(lambda t: t.double() if double and is_real(t) else t)
+        return inputs.map_tensors(lambda t: t.double() if double and is_real(t) else t)
 
     with torch.no_grad():
         reference = function.trial(wide(few), weights).double()
@@ -218,7 +220,7 @@ def _inputs_apart(function: Function, few: Inputs, weights: Mapping[str, Tensor]
         return asked[-1]
 
     try:
-        losses = function.trial(few.map(ask), weights)
+        losses = function.trial(few.map_tensors(ask), weights)
         read(losses, weights, function.trainable())
         for keep in range(few.rows if asked else 0):
             chosen = torch.zeros_like(losses)

@@ -6,10 +6,11 @@ import sys
 import traceback
 import warnings
 from contextlib import suppress
-from typing import Any
+from typing import Annotated, Any
 
 import typer
 
+import hush
 from hush.commands import accounting, ledger, report, train
 from hush.ledger.plain import plain
 
@@ -20,10 +21,22 @@ app = typer.Typer(
     name="hush",
     help="Train neural networks with differential privacy, and account for it.",
     no_args_is_help=True,
+    invoke_without_command=True,
     add_completion=False,
     pretty_exceptions_enable=False,
     rich_markup_mode=None,
 )
+
+
+@app.callback()
+def options(
+    version: Annotated[bool, typer.Option("--version", is_eager=True, help="Print the version and leave.")] = False,
+) -> None:
+    if version:
+        print(f"hush {hush.__version__}")
+        raise typer.Exit
+
+
 train.mount(app)
 report.mount(app)
 accounting.mount(app)
