@@ -68,3 +68,6 @@ figures: $(READY)
 
 clean:
 	rm -rf $(VENV) build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis
+
+zoo:  ## every model of the zoo against single backward passes (minutes)
+	$(PYTHON) -m pytest tests/zoo -m 'long or not long'

@@ -13,8 +13,9 @@ from hush.clipping.bounded_sum import BoundedSum
 from hush.clipping.clips import Clip
 from hush.errors import NotSupported
 from hush.gradients import reference
-from hush.gradients.analysis.analyst import Analyst, ParameterRow
+from hush.gradients.analysis.analyst import Analyst
 from hush.gradients.analysis.function import Function
+from hush.gradients.analysis.plan import ParameterRow
 from hush.gradients.graph import read
 from hush.gradients.inputs import Inputs as Inputs
 from hush.gradients.inputs import has_rows as has_rows

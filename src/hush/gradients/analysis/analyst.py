@@ -4,7 +4,7 @@ import logging
 import time
 from collections import OrderedDict
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 
 import torch
 from torch import Tensor
@@ -14,8 +14,7 @@ from hush.gradients.analysis import independence
 from hush.gradients.analysis.agreement import disagreeing
 from hush.gradients.analysis.function import Function, undisturbed
 from hush.gradients.analysis.learn import Slices, by_owners, learn, slices
-from hush.gradients.analysis.movers import Mover
-from hush.gradients.analysis.plan import SLOW, Known, Plan, make
+from hush.gradients.analysis.plan import SLOW, Known, ParameterRow, Plan, Settled, make
 from hush.gradients.graph import Edge, Graph, read
 from hush.gradients.inputs import Inputs
 from hush.gradients.sites import contributions, settled
@@ -29,41 +28,6 @@ _LESSONS = 16
 """Sizes that are learnt for graphs of one kind; more of them are looked up where they do not follow."""
 _KEPT = 256
 _HALF = (torch.bfloat16, torch.float16)
-
-
-@dataclass
-class Settled:
-    """The plan for graphs that are equal in every number, and its variants for movers that are out of place."""
-
-    side: list[bool]
-    plan: Plan
-    movers: tuple[Mover, ...] = ()
-    behind: dict[int, frozenset[int]] = field(default_factory=dict)
-
-    def now(self, graph: Graph) -> Plan:
-        """The plan for this batch: sites behind nodes that moved rows are looked up."""
-        moved = {one.node for one in self.movers if not one.in_place(graph)}
-        if not moved:
-            return self.plan
-        edges = {
-            (site.node, output)
-            for site in self.plan.sites
-            if self.behind.get(site.node, frozenset()) & moved
-            for output, layout in enumerate(site.layouts)
-            if layout is not None
-        }
-        return replace(self.plan, unknown=self.plan.unknown | edges)
-
-
-@dataclass(frozen=True)
-class ParameterRow:
-    """How the gradient of one parameter is found."""
-
-    name: str
-    shape: tuple[int, ...]
-    how: str
-    """"norm rule", "materialised" or "one by one"."""
-    why: str = ""
 
 
 class Analyst:

@@ -239,3 +239,38 @@ class Known:
         if len(dims) > 1 or not (dim := min(dims)) < len(shape) or shape[dim] != outer * graph.batch * inner:
             return None
         return Layout(dim, outer, graph.batch, inner)
+
+
+@dataclass
+class Settled:
+    """The plan for graphs that are equal in every number, and its variants for movers that are out of place."""
+
+    side: list[bool]
+    plan: Plan
+    movers: tuple[Mover, ...] = ()
+    behind: dict[int, frozenset[int]] = field(default_factory=dict)
+
+    def now(self, graph: Graph) -> Plan:
+        """The plan for this batch: sites behind nodes that moved rows are looked up."""
+        moved = {one.node for one in self.movers if not one.in_place(graph)}
+        if not moved:
+            return self.plan
+        edges = {
+            (site.node, output)
+            for site in self.plan.sites
+            if self.behind.get(site.node, frozenset()) & moved
+            for output, layout in enumerate(site.layouts)
+            if layout is not None
+        }
+        return replace(self.plan, unknown=self.plan.unknown | edges)
+
+
+@dataclass(frozen=True)
+class ParameterRow:
+    """How the gradient of one parameter is found."""
+
+    name: str
+    shape: tuple[int, ...]
+    how: str
+    """"norm rule", "materialised" or "one by one"."""
+    why: str = ""
