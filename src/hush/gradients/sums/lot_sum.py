@@ -8,7 +8,7 @@ from torch import Tensor
 
 from hush.clipping.bounded_sum import BoundedSum
 from hush.clipping.clips import Clip
-from hush.gradients.clipped import clipped_sum
+from hush.gradients.sums.clipped import summed
 
 
 class Later(Protocol):
@@ -81,8 +81,7 @@ class LotSum:
         self._compute()
         tensors, count = self._tensors, self._count
         if tensors is None:
-            device = next(iter(parameters.values())).device
-            nothing = clipped_sum(torch.zeros(0, device=device), parameters, clip)
+            nothing = summed({}, parameters, clip, batch=0)
             tensors, count = dict(nothing.tensors), nothing.count
         return BoundedSum(tensors, clip.sum_bounds(parameters), count)
 
