@@ -79,7 +79,7 @@ def test_one_layer_in_float64_does_not_make_the_others_exact(
 ) -> None:
     """The pieces of a batch are those of the widest rounding in the group."""
     model, seen = TwoPrecisions(), []
-    monkeypatch.setattr("hush.gradients.clipped.pieces_needed", lambda _, examples, dtype: seen.append(dtype) or 1)
+    monkeypatch.setattr("hush.gradients.sums.clipped.pieces_needed", lambda _, examples, dtype: seen.append(dtype) or 1)
     clipped_sum(model(torch.randn(256, 3)).square().sum(1), dict(model.named_parameters()), FlatClip(1.0))
     assert seen == [torch.float32]
 

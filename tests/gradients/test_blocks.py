@@ -81,7 +81,7 @@ def additions_counted(patch: pytest.MonkeyPatch) -> list[float]:
         counted.append(additions(examples))
         return precision.pieces_needed(additions, examples, dtype)
 
-    patch.setattr("hush.gradients.clipped.pieces_needed", counting)
+    patch.setattr("hush.gradients.sums.clipped.pieces_needed", counting)
     return counted
 
 
@@ -176,7 +176,7 @@ def test_a_sum_in_pieces_is_the_same_sum(kind: str, monkeypatch: pytest.MonkeyPa
     x[1] = torch.inf
     params, mask = dict(model.named_parameters()), torch.arange(len(x)) % 5 != 0
     whole = clipped_sum(losses_of(model, (x,)), params, FlatClip(1.0), mask=mask)
-    monkeypatch.setattr("hush.gradients.clipped.pieces_needed", lambda *_: 7)
+    monkeypatch.setattr("hush.gradients.sums.clipped.pieces_needed", lambda *_: 7)
     cut = clipped_sum(losses_of(model, (x,)), params, FlatClip(1.0), mask=mask)
     assert cut.groups == whole.groups
     for name, tensor in whole.tensors.items():

@@ -255,7 +255,7 @@ def test_an_ordinary_model_loses_less_than_a_percent(
         seen.append(precision.pieces_needed(additions, examples, dtype))
         return seen[-1]
 
-    monkeypatch.setattr("hush.gradients.clipped.pieces_needed", pieces)
+    monkeypatch.setattr("hush.gradients.sums.clipped.pieces_needed", pieces)
 
     def losses(m: nn.Module, batch: tuple[Tensor, ...]) -> Tensor:
         out = m(batch[0])

@@ -2,24 +2,20 @@
 
 import warnings
 from collections.abc import Mapping, Sequence
-from contextlib import AbstractContextManager, ExitStack
 from dataclasses import replace
 from functools import partial
-from math import isfinite
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from hush.clipping.bounded_sum import BoundedSum, Group
+from hush.clipping.bounded_sum import BoundedSum
 from hush.clipping.clips import Clip
-from hush.clipping.rounding import pieces_needed
 from hush.gradients.graph import Edge, Graph, read
 from hush.gradients.plan import GENERIC, Plan, PlannedSite, plan_for
-from hush.gradients.sums.norms import upper_squared_norms
-from hush.gradients.sums.per_example import Contribution, Site, Stored, Weights
+from hush.gradients.sums.clipped import quiet, summed
+from hush.gradients.sums.per_example import Contribution, Site, Stored
 from hush.gradients.sums.shared import leaves_below, pulled_back, reshaped, together
-from hush.gradients.sums.small import Bundle, bundled
 
 
 def clipped_sum(
@@ -48,34 +44,10 @@ def clipped_sum(
     >>> clipped_sum(losses, dict(model.named_parameters()), FlatClip(1.0)).tensors["weight"].round(decimals=3)
     tensor([[0.9000, 1.2000]])
     """
-    if mask is not None and mask.dtype != torch.bool:
-        mask = mask != 0  # a mask tells who counts, never how much: a factor above 1 would break the bound
-    with _quiet(losses):
+    with quiet(losses.device):
         batch = losses.shape[0] if losses.dim() == 1 else 0
         found = _contributions(losses, params, allow_unused)
-        tensors: dict[str, Tensor] = {}
-        count: BoundedSum | None = None
-        for group in clip.groups(params):
-            here = {name: found[name] for name in group.names if name in found}
-            bundles = bundled(here, {name: tuple(params[name].shape) for name in here})
-            parts = [(bundle.contribution, bundle.shape) for bundle in bundles]
-            if parts:
-                squared = upper_squared_norms(parts)
-                weights = _weights(clip.factors(squared, group.bound), squared, mask)
-                exact = all(params[name].dtype == torch.float64 for name in here)
-                kind = torch.float64 if exact else torch.float32
-                additions = partial(_additions, parts)
-                pieces = pieces_needed(additions, max(rows or 0, batch), kind)
-                for bundle in bundles:
-                    tensors |= _sums(bundle, weights, pieces)
-                below = clip.below(squared, group.bound)
-                if below is not None:
-                    count = _count(below if mask is None else below * mask)
-        ordered = {name: tensors[name] if name in tensors else _zeros(params[name]) for name in params}
-        if count is None and batch == 0:
-            below = clip.below(torch.zeros(0), 1.0)
-            count = None if below is None else _count(below)
-        return BoundedSum(ordered, clip.sum_bounds(params), count)
+        return summed(found, params, clip, batch=batch, rows=rows, mask=mask)
 
 
 def squared_norms(losses: Tensor, params: Mapping[str, Tensor], *, allow_unused: bool = False) -> dict[str, Tensor]:
@@ -86,54 +58,10 @@ def squared_norms(losses: Tensor, params: Mapping[str, Tensor], *, allow_unused:
     >>> squared_norms(losses, dict(model.named_parameters()))
     {'weight': tensor([25.,  1.])}
     """
-    with _quiet(losses):
+    with quiet(losses.device):
         found = _contributions(losses, params, allow_unused)
         none = torch.zeros(losses.shape[0], device=losses.device)
         return {name: found[name].squared_norms() if name in found else none for name in params}
-
-
-def _quiet(losses: Tensor) -> AbstractContextManager[object]:
-    """No graph of our own, and no autocast: norms and sums stay in fp32 even where the forward pass was under it."""
-    if not torch.is_autocast_enabled(losses.device.type):
-        return torch.no_grad()
-    both = ExitStack()
-    both.enter_context(torch.no_grad())
-    both.enter_context(torch.autocast(losses.device.type, enabled=False))
-    return both
-
-
-def _weights(factors: Tensor, squared: Tensor, mask: Tensor | None) -> Weights:
-    if mask is not None:
-        factors = factors * mask.to(factors.dtype)
-    # On the CPU a look at the values costs nothing, and saves a pass over all activations. A traced step has no values.
-    # A sum of numbers >= 0 is finite only if all of them are.
-    if squared.device.type == "cpu" and torch._C._len_torch_dispatch_stack() == 0 and isfinite(squared.sum().item()):
-        return Weights(factors)
-    return Weights(factors, ~squared.isfinite())
-
-
-def _additions(parts: Sequence[tuple[Contribution, object]], examples: int) -> float:
-    return max(part.additions(examples) for part, _ in parts)
-
-
-def _sums(bundle: Bundle, weights: Weights, pieces: int) -> dict[str, Tensor]:
-    """The weighted sums of a bundle; in pieces, each of which holds other examples, added up in fp64."""
-    if pieces == 1:
-        return bundle.sums(weights)
-    total: dict[str, Tensor] = {}
-    for part in weights.cut(pieces):
-        for name, tensor in bundle.sums(part).items():
-            total[name] = total[name].add_(tensor) if name in total else tensor.double()
-    return total
-
-
-def _count(values: Tensor) -> BoundedSum:
-    return BoundedSum({"count": values.sum()}, (Group(("count",), 0.5),))
-
-
-def _zeros(param: Tensor) -> Tensor:
-    kind = torch.float64 if param.dtype == torch.float64 else torch.float32
-    return torch.zeros(param.shape, dtype=kind, device=param.device)
 
 
 def _check(losses: Tensor, params: Mapping[str, Tensor]) -> None:

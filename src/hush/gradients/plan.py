@@ -13,6 +13,8 @@ from functools import cached_property
 import torch
 from torch import Tensor
 
+from hush.gradients.analysis.plan import Inlet as Inlet
+from hush.gradients.analysis.plan import moves as moves
 from hush.gradients.by_values import (
     Guarded,
     Place,
@@ -38,17 +40,6 @@ from hush.gradients.transfer import remember, transferred
 GENERIC = Rule(generic.contributions)
 
 _BATCH_NORMS = frozenset({"NativeBatchNormBackward0", "CudnnBatchNormBackward0", "MiopenBatchNormBackward0"})
-
-
-@dataclass(frozen=True)
-class Inlet:
-    """How one input of a site hangs together with parameters."""
-
-    input: int
-    reshapes: tuple[Edge, ...]
-    """Nodes (and outputs) that only move entries, from the site downwards."""
-    source: Edge
-    """Where these end: a leaf, or a node that computes with parameters."""
 
 
 @dataclass(frozen=True)
@@ -211,11 +202,6 @@ def _disjoint(graph: Graph, sites: tuple[PlannedSite, ...]) -> frozenset[Edge]:
             if int(covered.max()) <= 1:
                 found.add(source)
     return frozenset(found)
-
-
-def moves(graph: Graph, node: int) -> bool:
-    """Whether a reshape changes more than the dtype or the memory; one that does not is passed over."""
-    return graph.names[node] not in ("ToCopyBackward0", "CloneBackward0", "AliasBackward0")
 
 
 def _used_outputs(graph: Graph) -> list[list[int]]:

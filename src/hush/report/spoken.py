@@ -45,7 +45,7 @@ class Spoken:
         return write_report(Path(folder), self.statement(about))
 
     def explain(self) -> str:
-        """Which parameters are trained, and what was checked of losses_of."""
+        """How the gradient of each trainable parameter is found, and what was checked of losses_of."""
         return str(self._watch.explain())
 
     def note(self, sentence: str) -> None:
