@@ -29,7 +29,7 @@ from hush.sampling.lots import PoissonLots
 
 NUMBERS = 16
 """In every release, so that equal streams are equal noise."""
-REFUSALS = ("drawn once", "before the fork", "pickle")
+REFUSALS = ("cannot be copied", "drawn once", "before the fork", "pickle")
 
 
 def nothing(model: nn.Module, x: torch.Tensor) -> torch.Tensor:

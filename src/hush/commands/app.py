@@ -8,7 +8,11 @@ import warnings
 from contextlib import suppress
 from typing import Annotated, Any
 
-import typer
+try:
+    import typer
+except ModuleNotFoundError:
+    print("hush: the command line needs the package typer; pip install 'hush[cli]'", file=sys.stderr)
+    raise SystemExit(2) from None
 
 import hush
 from hush.commands import accounting, ledger, report, train
