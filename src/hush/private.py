@@ -43,14 +43,14 @@ class Private(Spoken):
     """Runs a plan on a plain model, with a plain loop and a plain optimizer.
 
     Guarantee: what `step` writes into the gradients, over all lots together, is the plan's event on the data, charged
-    to the account before each lot is handed out. There is one charge and one noise for each step, also for an empty
-    lot; sums are divided by the plan's expected lot size, never by the real one.
+    before each lot is handed out: one charge and one noise for each step, also for an empty lot. Sums are divided by
+    the plan's expected lot size, never by the real one.
 
     `losses_of(model, *inputs)` gives one loss for each row and keeps no state. With `data` (arrays, a dataset, a
-    `hush.Loader`) it is checked before an account is opened, and `add` reads the rows of a batch by itself; without, the
-    check comes at the first `add`. `ledger` is a path, a Ledger, an account, or None for one in memory. With `seed` the
-    run is reproducible and NOT PRIVATE. `public_buffers` are patterns of buffers that may change because they hold
-    nothing of the data. A `with` block left by an exception leaves the account open for `Private.resume`.
+    Loader) it is checked before an account is opened, and `add` reads the rows of a batch; without, the check comes
+    at the first `add`. `ledger` is a path, a Ledger, an account, or None for one in memory. With `seed` the run is
+    reproducible and NOT PRIVATE. `public_buffers` are patterns of buffers that may change because they hold nothing
+    of the data. A `with` block left by an exception leaves the account open for `Private.resume`.
 
     >>> import hush
     >>> model, x = nn.Linear(2, 1), torch.zeros(100, 2)
@@ -200,8 +200,7 @@ class Private(Spoken):
             raise RuntimeError(f"lot {self._lot.step} is open; save after private.step(optimizer)")
         self._guard.must_hold_nothing_new()
         to_dict = getattr(self._course.account, "to_dict", None)
-        state = self._course.state_dict()
-        return state | {
+        return self._course.state_dict() | {
             "seed": self._course.seed,
             "account": None if to_dict is None else to_dict(),
             "public_buffers": list(self._guard.public),
@@ -217,8 +216,8 @@ class Private(Spoken):
         self._closed, self._lot = True, None
         self._sum.clear()
         self.model.zero_grad()
-        if self._course.account is not None:
-            self._course.account.close()
+        if self.account is not None:
+            self.account.close()
 
     def __enter__(self) -> "Private":
         return self
@@ -270,8 +269,8 @@ class Private(Spoken):
         if self.machine.captures(self._device, clip.at(0), clip.at(self.plan.steps - 1)):
             from hush.captured.lot import CapturedRun
 
-            compile = self.machine.compile is True
-            self.captured = CapturedRun(self.gradients, self._guard, self._releaser, compile=compile)
+            fused = self.machine.compile is True
+            self.captured = CapturedRun(self.gradients, self._guard, self._releaser, compile=fused)
 
     def _lots(self, end: int) -> Iterator[Lot]:
         while self._course.step < end:
