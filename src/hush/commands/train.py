@@ -92,7 +92,7 @@ def train(
     if out is not None and out.exists() and not out.is_dir():
         raise ValueError(f"--out must be a folder, got {out}")
     if ledger is not None:
-        _must_be_or_become_a_file("--ledger", ledger)
+        must_be_or_become_a_file("--ledger", ledger)
     from hush import training
     from hush.machine import Machine
 
@@ -143,7 +143,7 @@ def train(
         raise ValueError(f"not everything was written into {out}: see the warnings above")
 
 
-def _must_be_or_become_a_file(name: str, file: Path) -> None:
+def must_be_or_become_a_file(name: str, file: Path) -> None:
     if not (file.is_file() if file.exists() or file.is_symlink() else file.parent.is_dir()):
         raise ValueError(
             f"{name} must be a file, or a new name in a folder that exists; came {file} (a folder, a broken link, or a "
