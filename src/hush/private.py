@@ -12,7 +12,8 @@ import torch
 from torch import Tensor, nn
 
 from hush.checks import provenance
-from hush.checks.guards import Guard, check_groups, check_optimizers
+from hush.checks.guards import Guard, check_groups
+from hush.checks.optimizers import check_optimizers
 from hush.checks.processes import require_one_process
 from hush.checks.watch import Watch
 from hush.clipping.clips import Clip
@@ -42,16 +43,14 @@ class Private(Spoken):
     """Runs a plan on a plain model, with a plain loop and a plain optimizer.
 
     Guarantee: what `step` writes into the gradients, over all lots together, is the plan's event on the data, charged
-    to the account before each lot is handed out. There is one charge and one noise for each step, also for an empty
-    lot; sums are divided by the plan's expected lot size, never by the real one.
+    before each lot is handed out: one charge and one noise for each step, also for an empty lot. Sums are divided by
+    the plan's expected lot size, never by the real one.
 
-    `losses_of(model, *inputs)` gives one loss for each row. It is a function: it keeps no state, and may be called with
-    any rows. With `data` (arrays, a dataset, a `hush.Loader`) it is checked on a few rows before an account is opened,
-    and `add` reads the rows of a batch by itself; without, the check comes at the first `add`. `ledger` is a path, a
-    Ledger, an account that was opened or resumed before, or None for an account in memory. With `seed` lots and noise
-    are reproducible, and the run is NOT PRIVATE (`private.protects` is False). `public_buffers` are patterns of buffers
-    that may change in training because they hold nothing of the data. A `with` block closes the run at its end; one
-    that is left by an exception leaves the account open for `Private.resume`.
+    `losses_of(model, *inputs)` gives one loss for each row and keeps no state. With `data` (arrays, a dataset, a
+    Loader) it is checked before an account is opened, and `add` reads the rows of a batch; without, the check comes
+    at the first `add`. `ledger` is a path, a Ledger, an account, or None for one in memory. With `seed` the run is
+    reproducible and NOT PRIVATE. `public_buffers` are patterns of buffers that may change because they hold nothing
+    of the data. A `with` block left by an exception leaves the account open for `Private.resume`.
 
     >>> import hush
     >>> model, x = nn.Linear(2, 1), torch.zeros(100, 2)
@@ -105,10 +104,9 @@ class Private(Spoken):
         ledger: Book = None,
         machine: Machine | None = None,
     ) -> "Private":
-        """Go on where `state_dict` stood; model and optimizer are put back by you. Needs the ledger that it charged.
+        """Go on where `state_dict` stood, on the ledger that was charged; put model and optimizer back yourself.
 
-        With a seed the run continues bit for bit. Without one it draws a new key; an allocated or shuffled epoch that
-        was begun is given up and stays charged, since its remaining lots cannot be drawn again without the old key.
+        With a seed it continues bit for bit. Without one it draws a new key, and gives a begun epoch of lots up.
         """
         private, plan = cls.__new__(cls), Plan.from_dict(state["plan"])
         private._prepare(model, plan, losses_of, data, machine, tuple(state["public_buffers"]))
@@ -117,17 +115,15 @@ class Private(Spoken):
         private._load(state)
         return private
 
-    # The loop ------------------------------------------------------------------------------------------------------
-
     def lots(self) -> Iterator[Lot]:
         """The remaining lots of the plan; each is charged before it is handed out, and must be followed by `step`.
 
         Raises BudgetExhausted where the account has no units left (a resumed run whose lost steps were not reserved).
         """
         if self._course.step >= self.plan.steps and self._lots_were_taken:
+            how = "for epoch in private.epochs(): for lot in epoch: ..."
             raise RuntimeError(
-                f"all {self.plan.steps} steps of the plan are done, in one pass of lots(). For a loop in epochs: "
-                "for epoch in private.epochs(): for lot in epoch: ..."
+                f"all {self.plan.steps} steps of the plan are done, in one pass of lots(); in epochs: {how}"
             )
         return self._lots(self.plan.steps)
 
@@ -198,26 +194,13 @@ class Private(Spoken):
         self._open_lot("abandon")
         self._close_lot()
 
-    # Where the run stands ------------------------------------------------------------------------------------------
-
-    @property
-    def steps_done(self) -> int:
-        """Steps of the plan that are behind, abandoned ones included."""
-        return self._course.step
-
-    @property
-    def account(self) -> ChargeAccount | None:
-        """The account that is charged; None for a plan without noise."""
-        return self._course.account
-
     def state_dict(self) -> dict[str, Any]:
         """Where the run stands, in plain values: never a key, never a sum. Settles the account; between lots only."""
         if self._lot is not None:
             raise RuntimeError(f"lot {self._lot.step} is open; save after private.step(optimizer)")
         self._guard.must_hold_nothing_new()
         to_dict = getattr(self._course.account, "to_dict", None)
-        state = self._course.state_dict()
-        return state | {
+        return self._course.state_dict() | {
             "seed": self._course.seed,
             "account": None if to_dict is None else to_dict(),
             "public_buffers": list(self._guard.public),
@@ -233,8 +216,8 @@ class Private(Spoken):
         self._closed, self._lot = True, None
         self._sum.clear()
         self.model.zero_grad()
-        if self._course.account is not None:
-            self._course.account.close()
+        if self.account is not None:
+            self.account.close()
 
     def __enter__(self) -> "Private":
         return self
@@ -242,8 +225,6 @@ class Private(Spoken):
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
         if kind is None:
             self.close()
-
-    # Inside --------------------------------------------------------------------------------------------------------
 
     def _prepare(
         self,
@@ -270,9 +251,8 @@ class Private(Spoken):
         self.public_buffers = self._guard.public
         self._watch = Watch(self.gradients, public_buffers, self._loader, self._device)
         self._watch.whole_way(plan.lots.examples)
-        projections = projections_behind(model, [] if self._loader is None else self._loader.tensors)
-        refuse_uncharged(projections, plan.preprocessing)
-        self.seeded_parts = any(projection.seeded for projection in projections)
+        arrays = [] if self._loader is None else self._loader.tensors
+        self.seeded_parts = refuse_uncharged(projections_behind(model, arrays), plan.preprocessing)
         self.notes += provenance.notes_on(model, self._loader)
 
     def _load(self, state: Mapping[str, Any]) -> None:
@@ -289,18 +269,16 @@ class Private(Spoken):
         if self.machine.captures(self._device, clip.at(0), clip.at(self.plan.steps - 1)):
             from hush.captured.lot import CapturedRun
 
-            compile = self.machine.compile is True
-            self.captured = CapturedRun(self.gradients, self._guard, self._releaser, compile=compile)
+            fused = self.machine.compile is True
+            self.captured = CapturedRun(self.gradients, self._guard, self._releaser, compile=fused)
 
     def _lots(self, end: int) -> Iterator[Lot]:
         while self._course.step < end:
             if self._closed:
                 raise RuntimeError("this run was ended by close(); make a new Private")
             if self._lot is not None:
-                raise RuntimeError(
-                    f"lot {self._lot.step} was charged but not used: call private.step(optimizer) after its batches, "
-                    "also after an empty lot, or private.abandon() to give it up"
-                )
+                words = "call private.step(optimizer) after its batches, also after an empty lot, or private.abandon()"
+                raise RuntimeError(f"lot {self._lot.step} was charged but not used: {words} to give it up")
             self._lots_were_taken = True
             self.model.zero_grad()
             step = self._course.step
@@ -312,9 +290,7 @@ class Private(Spoken):
 
     def _open_lot(self, wanted: str) -> Lot:
         if self._lot is None:
-            raise RuntimeError(
-                f"{wanted} needs an open lot, one of `for lot in private.lots():`; without it, no charge"
-            )
+            raise RuntimeError(f"{wanted} needs an open lot, one of `for lot in private.lots():`")
         return self._lot
 
     def _close_lot(self) -> None:
