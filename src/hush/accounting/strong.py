@@ -99,9 +99,10 @@ def _steps_epsilon(event: Event, steps_delta: float, rest: float, *, strong: boo
     noisy = sum(count for part, count in simple if not math.isfinite(pure_epsilon(part)) and _rate(part) > 0)
     each = [(_amplified(part, steps_delta / noisy if noisy else 0.0), count) for part, count in simple]
     total = math.fsum(count * cost for cost, count in each)
+    total *= 1 + 1e-12  # the epsilons are rounded
     if not strong or not 0 < total < math.inf:
         return total
-    norm = total * math.sqrt(math.fsum(count * (cost / total) ** 2 for cost, count in each))  # squares may underflow
+    norm = total * math.sqrt(math.fsum(count * (cost / total) ** 2 for cost, count in each)) * (1 + 1e-11)  # squares may underflow
     return min(total, norm * (math.sqrt(2 * math.log(1 / rest)) + norm))
 
 

@@ -72,8 +72,8 @@ def clipped_sum(
                 if below is not None:
                     count = _count(below if mask is None else below * mask)
         ordered = {name: tensors[name] if name in tensors else _zeros(params[name]) for name in params}
-        if count is None and batch == 0:
-            below = clip.below(torch.zeros(0), 1.0)
+        if count is None:  # a count is released for every lot, also where no example reached a parameter
+            below = clip.below(torch.zeros(0, device=losses.device), 1.0)
             count = None if below is None else _count(below)
         return BoundedSum(ordered, clip.sum_bounds(params), count)
 
