@@ -37,7 +37,7 @@ class Statement:
     def headline(self) -> str:
         """The one sentence to quote."""
         who, size = self.facts["data"]["name"], self.facts["data"]["examples"]
-        cost = f"epsilon = {rounded_up(self.epsilon.upper)} at delta = {self.delta:g}"
+        cost = f"epsilon = {rounded_up(self.epsilon.upper)} at delta = {rounded_up(self.delta, 6)}"
         if not self.private:
             return f"NOT PRIVATE: {words.why_not_private(self.facts)} (It would cost {cost}.)"
         return (
