@@ -10,12 +10,13 @@ from dataclasses import asdict, dataclass, replace
 
 import torch
 from cases import Case
-from forms import prepare
+from forms import Eager, prepare
 from oracle import Reference, difference, norm_of
 from torch import Tensor, nn
 
 from hush.clipping.clips import FlatClip
 from hush.gradients.clipped import squared_norms
+from hush.machine import Machine
 from hush.plan import Plan
 from hush.private import Private
 from hush.sampling.lots import PoissonLots
@@ -73,39 +74,34 @@ def _ways(
     """Functions from weights to the clipped sum, through the training loop with noise multiplier 0."""
     for name, compile in {"hush": None, "hush captured": False, "hush compiled+captured": True}.items():
         if compile is None or device == "cuda":
-            loop = _Loop(case, model, batch, count)
-            if compile is not None:
-                loop.capture(compile)
+            loop = _Loop(case, model, batch, count, Eager() if compile is None else Machine(compile=compile))
             yield name, loop
-            loop.private.detach()
+            loop.private.close()
 
 
 class _Loop:
     """One step of the training loop without noise, as a function from weights to the clipped sum."""
 
-    def __init__(self, case: Case, model: nn.Module, batch: tuple[Tensor, Tensor], count: int) -> None:
+    def __init__(
+        self, case: Case, model: nn.Module, batch: tuple[Tensor, Tensor], count: int, machine: Machine
+    ) -> None:
         self._x, self._y = batch
         self._count = count
-        self._losses_of = lambda x, y, weights: case.forward(model, x, y) * weights
         self._trainable = [p for p in model.parameters() if p.requires_grad]
         self._optimizer = torch.optim.SGD(self._trainable, lr=0.0)
-        plan = Plan(lots=PoissonLots(count, count), steps=100, clip=FlatClip(1.0), noise_multiplier=0.0)
-        self.private = Private(model, plan, selfcheck=False)
+        plan = Plan(
+            lots=PoissonLots(examples=count, lot_size=count), steps=100, clip=FlatClip(1.0), noise_multiplier=0.0
+        )
+        losses_of = lambda model, x, y, weights: case.forward(model, x, y) * weights  # noqa: E731
+        self.private = Private(model, plan, losses_of, machine=machine)
         self._lots = self.private.lots()
-        self._captured: Callable[..., object] | None = None
-
-    def capture(self, compile: bool) -> None:
-        self._captured = self.private.capture(self._losses_of, compile=compile)
 
     def __call__(self, weights: Tensor) -> list[Tensor]:
         lot, count = next(self._lots), self._count
-        if self._captured is None:
-            for _ in lot.batches(count):
-                self.private.backward(self._losses_of(self._x[:count], self._y[:count], weights))
-        else:
-            padded = torch.cat([weights, weights.new_ones(len(self._x) - count)])
-            for _ in lot.batches(len(self._x), pad=True):
-                self._captured(self._x, self._y, padded)
+        padded = torch.cat([weights, weights.new_ones(len(self._x) - count)])
+        for batch in lot.batches(len(self._x) if self.private.captured is not None else count):
+            rows = len(batch)
+            self.private.add(batch, self._x[:rows], self._y[:rows], padded[:rows])
         self.private.step(self._optimizer)
         return [p.grad * count for p in self._trainable]
 

@@ -17,7 +17,7 @@ from torch.optim.lr_scheduler import LambdaLR
 import hush
 
 FORMS: dict[str, dict[str, Any]] = {
-    "called": {"padded": False},
+    "called": {},
     "captured": {"compile": False},
     "compiled": {"compile": True},
 }
@@ -71,11 +71,11 @@ def steps_per_second(case: str, form: str, *, device: str, steps: int) -> dict[s
 
     began = time.perf_counter()
     epochs = (WARM + steps) / -(-EXAMPLES // lot_size)
-    result = hush.fit(
-        model, data, loss=F.cross_entropy, optimizer=optimizer, budget=hush.Budget(epsilon=3.0, delta=1e-6),
-        lot_size=lot_size, epochs=epochs, clip=hush.FlatClip(1.0), scheduler=LambdaLR(optimizer, rate),
-        device=device, progress=False, **FORMS[form],
-    )  # fmt: skip
+    budget = hush.Budget(epsilon=3.0, delta=1e-6)
+    plan = hush.Plan.for_budget(budget, examples=EXAMPLES, lot_size=lot_size, epochs=epochs, clip=hush.FlatClip(1.0))
+    run = hush.Run(progress=False, callbacks=[hush.Scheduler(LambdaLR(optimizer, rate))])
+    machine = hush.Machine(device=device, **FORMS[form])
+    result = hush.fit(model, data, hush.per_example(F.cross_entropy), optimizer, plan, run=run, machine=machine)
     assert result.steps == WARM + steps
     return {"steps per second": steps / (marks[WARM + steps] - marks[WARM]), "seconds before": marks[WARM] - began}
 

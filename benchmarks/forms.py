@@ -13,6 +13,7 @@ from cases import Case
 from torch import Tensor, nn
 
 from hush.clipping.clips import FlatClip
+from hush.machine import Machine
 from hush.plan import Plan
 from hush.private import Private
 from hush.sampling.lots import PoissonLots
@@ -100,22 +101,34 @@ def captured(step: Step) -> Step:
     return replay
 
 
-def _private(case: Case, device: str) -> tuple[Private, nn.Module, Tensor, Tensor, torch.optim.Optimizer]:
+class Eager(Machine):
+    """A machine that captures nothing."""
+
+    def captures(self, *_: object) -> bool:
+        return False
+
+
+def _private(
+    case: Case, device: str, machine: Machine
+) -> tuple[Private, nn.Module, Tensor, Tensor, torch.optim.Optimizer]:
     model, x, y, optimizer = prepare(case, device)
-    lots = PoissonLots(examples=len(x), expected_size=len(x))  # rate 1: every lot is the whole batch
+    lots = PoissonLots(examples=len(x), lot_size=len(x))  # rate 1: every lot is the whole batch
     plan = Plan(lots=lots, steps=10**6, clip=FlatClip(1.0), noise_multiplier=1.0)
-    return Private(model, plan, selfcheck=False), model, x, y, optimizer
+    losses_of = lambda model, x, y: case.forward(model, x, y)  # noqa: E731
+    return Private(model, plan, losses_of, machine=machine), model, x, y, optimizer
 
 
 def hush_eager(case: Case, device: str) -> Step:
     """The level-2 loop of hush."""
-    private, model, x, y, optimizer = _private(case, device)
+    return _steps(*_private(case, device, Eager()))
+
+
+def _steps(private: Private, model: nn.Module, x: Tensor, y: Tensor, optimizer: torch.optim.Optimizer) -> Step:
     lots = private.lots()
 
     def step() -> None:
-        lot = next(lots)
-        for _ in lot.batches(len(x)):
-            private.backward(case.forward(model, x, y))
+        for batch in next(lots).batches(len(x)):
+            private.add(batch, x, y)
         private.step(optimizer)
 
     return step
@@ -127,21 +140,8 @@ def hush_compiled(case: Case, device: str) -> Step:
 
 
 def hush_captured(case: Case, device: str, compile: bool = False) -> Step:
-    """hush with forward, backward, norms and clipping as one region, a CUDA graph on a GPU; batches carry a mask.
-
-    The batch is read where it lies, as the captured plain step does.
-    """
-    private, model, x, y, optimizer = _private(case, device)
-    lots, size = private.lots(), len(x)
-    run = private.capture(lambda x, y: case.forward(model, x, y), compile=compile, in_place=True)
-
-    def step() -> None:
-        lot = next(lots)
-        for _ in lot.batches(size, pad=True):  # the lot keeps the mask itself
-            run(x, y)
-        private.step(optimizer)
-
-    return step
+    """hush with forward, backward, norms and clipping as one region, a CUDA graph on a GPU; batches carry a mask."""
+    return _steps(*_private(case, device, Machine(compile=compile)))
 
 
 def opacus_hooks(case: Case, device: str) -> Step:

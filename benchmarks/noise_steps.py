@@ -25,6 +25,7 @@ from hush.captured import batch as capture
 from hush.captured import step as update
 from hush.clipping.clips import FlatClip
 from hush.kernels.noise import gaussian
+from hush.machine import Machine
 from hush.plan import Plan
 from hush.private import Private
 from hush.sampling.lots import PoissonLots
@@ -80,19 +81,26 @@ class Steps:
     def add(self, label: str) -> None:
         framework = label == "framework"
         gaussian.Release = FrameworkRelease if framework else self._secure  # type: ignore[assignment,misc]
-        self.steps[label] = step = self._step("discrete" if label == "float-safe" else "gaussian")
+        self.steps[label] = step = self._step("float_safe" if label == "float-safe" else "gaussian")
         for _ in range(8):  # the update is captured by then
             step()
 
-    def _step(self, noise: Literal["gaussian", "discrete"]) -> Callable[[], None]:
+    def _step(self, noise: Literal["gaussian", "float_safe"]) -> Callable[[], None]:
         case, model, x, y = self._case, self._model, self._x, self._y
-        plan = Plan(lots=PoissonLots(len(x), len(x)), steps=10**6, clip=FlatClip(1.0), noise_multiplier=1.0)
-        private = Private(model, plan, selfcheck=False, noise=noise)
-        lots, run = private.lots(), private.capture(lambda x, y: case.forward(model, x, y), compile=True, in_place=True)
+        plan = Plan(
+            lots=PoissonLots(examples=len(x), lot_size=len(x)),
+            steps=10**6,
+            clip=FlatClip(1.0),
+            noise_multiplier=1.0,
+            noise=noise,
+        )
+        losses_of = lambda model, x, y: case.forward(model, x, y)  # noqa: E731
+        private = Private(model, plan, losses_of, machine=Machine(compile=True))
+        lots = private.lots()
 
         def step() -> None:
-            for _ in next(lots).batches(len(x), pad=True):
-                run(x, y)
+            for batch in next(lots).batches(len(x)):
+                private.add(batch, x, y)
             private.step(self._optimizer)
 
         return step

@@ -20,35 +20,37 @@ def job(examples: int | None = None, lot_size: int = 600, epochs: int = 5) -> hu
     model = nn.Sequential(nn.Linear(784, 128), nn.ReLU(), nn.Linear(128, 10))
     return hush.Job(
         model=model,
-        train_set=(train_x, images.train_y[:examples]),
-        loss=F.cross_entropy,
+        data=hush.Loader((train_x, images.train_y[:examples]), name="the MNIST training set"),
+        losses_of=hush.per_example(F.cross_entropy),
         optimizer=torch.optim.SGD(model.parameters(), lr=0.5, momentum=0.9),
         lot_size=lot_size,
         epochs=epochs,
         clip=hush.FlatClip(1.0),
         held_out=hush.HeldOut(data=(test_x, images.test_y), public=True, name="the MNIST test set"),
-        data_name="the MNIST training set",
     )
 
 
 def main(epochs: int = 5, out: str | None = None, lot_size: int = 600, examples: int | None = None) -> object:
     images = load("mnist")
-    train_set = (images.train_x[:examples].flatten(1) / 255, images.train_y[:examples])
+    x, y = images.train_x[:examples].flatten(1) / 255, images.train_y[:examples]
     test_set = (images.test_x.flatten(1) / 255, images.test_y)
 
-    model = nn.Sequential(nn.Linear(784, 128), nn.ReLU(), nn.Linear(128, 10))
-    result = hush.fit(
-        model,
-        train_set,
-        loss=F.cross_entropy,
-        optimizer=torch.optim.SGD(model.parameters(), lr=0.5, momentum=0.9),
-        budget=hush.Budget(epsilon=2.0, delta=1e-5),
+    plan = hush.Plan.for_budget(
+        hush.Budget(epsilon=2.0, delta=1e-5),
+        examples=len(x),
         lot_size=lot_size,
         epochs=epochs,
         clip=hush.FlatClip(1.0),
+    )
+    model = nn.Sequential(nn.Linear(784, 128), nn.ReLU(), nn.Linear(128, 10))
+    result = hush.fit(
+        model,
+        hush.Loader((x, y), name="the MNIST training set"),
+        hush.per_example(F.cross_entropy),
+        torch.optim.SGD(model.parameters(), lr=0.5, momentum=0.9),
+        plan,
         held_out=hush.HeldOut(data=test_set, public=True, name="the MNIST test set"),
-        out=out,
-        data_name="the MNIST training set",
+        run=hush.Run(out),
     )
     print(result.statement)
     return result

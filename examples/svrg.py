@@ -28,38 +28,31 @@ class SVRG(torch.optim.Optimizer):
             w.sub_(w.grad - v.grad + m, alpha=self.param_groups[0]["lr"])
 
 
-class Keep(torch.optim.Optimizer):
-    """An optimizer that only keeps the released gradient."""
-
-    def __init__(self, model: nn.Module) -> None:
-        super().__init__(model.parameters(), {})
-
-    def step(self, closure: None = None) -> None:  # type: ignore[override]
-        self.mean = [p.grad.clone() for group in self.param_groups for p in group["params"]]
-
-
 def one_round(
     model: nn.Module, x: torch.Tensor, y: torch.Tensor, full: hush.Plan, inner: hush.Plan
 ) -> hush.accounting.Event:
     """One round of SVRG in place; returns what it did to the data."""
 
-    def losses(network: nn.Module, index: torch.Tensor) -> torch.Tensor:
-        return F.cross_entropy(network(x[index]), y[index], reduction="none")
+    def losses_of(network: nn.Module, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        return F.cross_entropy(network(x), y, reduction="none")
 
-    keep, all_data = Keep(model), hush.Private(model, full)
-    for lot in all_data.lots():
-        for index in lot.batches(1024):
-            all_data.backward(losses(model, index))
-        all_data.step(keep)
-    all_data.detach()
+    def of_both(pair: nn.ModuleDict, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        return losses_of(pair["now"], x, y) + losses_of(pair["then"], x, y)
+
+    with hush.Private(model, full, losses_of, data=(x, y)) as all_data:
+        for lot in all_data.lots():
+            for batch in lot.batches(1024):
+                all_data.add(batch)
+            all_data.step()  # no optimizer: the released gradient is what is wanted
+            mean = [p.grad.clone() for p in model.parameters() if p.grad is not None]
 
     pair = nn.ModuleDict({"now": model, "then": copy.deepcopy(model)})
-    optimizer, private = SVRG(pair["now"], pair["then"], keep.mean, lr=0.5), hush.Private(pair, inner)
-    for lot in private.lots():
-        for index in lot.batches(256):
-            private.backward(losses(pair["now"], index) + losses(pair["then"], index))
-        private.step(optimizer)
-    private.detach()
+    optimizer = SVRG(pair["now"], pair["then"], mean, lr=0.5)
+    with hush.Private(pair, inner, of_both, data=(x, y)) as private:
+        for lot in private.lots():
+            for batch in lot.batches(256):
+                private.add(batch)
+            private.step(optimizer)
     return full.event + inner.event
 
 
@@ -69,9 +62,17 @@ def main(rounds: int = 3, steps: int = 20, noise: float = 2.0) -> tuple[float, h
     y = (x @ torch.randn(10) > 0).long()
     model = nn.Linear(10, 2)
     full = hush.Plan(
-        lots=hush.PoissonLots(len(x), len(x)), steps=1, clip=hush.FlatClip(1.0), noise_multiplier=10 * noise
+        lots=hush.PoissonLots(examples=len(x), lot_size=len(x)),
+        steps=1,
+        clip=hush.FlatClip(1.0),
+        noise_multiplier=10 * noise,
     )
-    inner = hush.Plan(lots=hush.PoissonLots(len(x), 200), steps=steps, clip=hush.FlatClip(1.0), noise_multiplier=noise)
+    inner = hush.Plan(
+        lots=hush.PoissonLots(examples=len(x), lot_size=200),
+        steps=steps,
+        clip=hush.FlatClip(1.0),
+        noise_multiplier=noise,
+    )
     event: hush.accounting.Event = hush.accounting.NOTHING
     for _ in range(rounds):
         event = event + one_round(model, x, y, full, inner)

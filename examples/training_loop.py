@@ -1,6 +1,6 @@
 """Level 2: your own loop. A plain model, a plain optimizer, plain per-example losses; MNIST to (2, 1e-5).
 
-python examples/training_loop.py [--epochs 5] [--ledger mnist.hush]
+python examples/training_loop.py [--epochs 5] [--ledger mnist.hush] [--out runs/mine]
 """
 
 import argparse
@@ -13,7 +13,9 @@ import hush
 from hush.recipes.data import load
 
 
-def main(epochs: int = 5, lot_size: int = 600, examples: int = 60_000, ledger: str | None = None) -> hush.Bounds:
+def main(
+    epochs: int = 5, lot_size: int = 600, examples: int = 60_000, ledger: str | None = None, out: str | None = None
+) -> hush.Bounds:
     images = load("mnist")
     x, y = images.train_x[:examples].flatten(1).float() / 255, images.train_y[:examples]
     test_x, test_y = images.test_x.flatten(1).float() / 255, images.test_y
@@ -22,24 +24,30 @@ def main(epochs: int = 5, lot_size: int = 600, examples: int = 60_000, ledger: s
     model = nn.Sequential(nn.Linear(784, 128), nn.ReLU(), nn.Linear(128, 10))
     optimizer = torch.optim.SGD(model.parameters(), lr=0.5, momentum=0.9)
 
-    lots = hush.PoissonLots(examples=len(x), expected_size=lot_size)
     plan = hush.Plan.for_budget(
-        hush.Budget(epsilon=2.0, delta=1e-5), lots=lots, steps=epochs * lots.steps_per_epoch, clip=hush.FlatClip(1.0)
+        hush.Budget(epsilon=2.0, delta=1e-5),
+        examples=len(x),
+        lot_size=lot_size,
+        epochs=epochs,
+        clip=hush.FlatClip(1.0),
     )
     print(plan)
 
+    def losses_of(model: nn.Module, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        return F.cross_entropy(model(x), y, reduction="none")  # one loss for each row
+
     book = None if ledger is None else hush.Ledger(ledger, create=True)
-    private = hush.Private(model, plan, ledger=book)
-    for lot in private.lots():  # charged before it is handed out; an empty lot is still a step
-        for index in lot.batches(256):
-            losses = F.cross_entropy(model(x[index]), y[index], reduction="none")
-            private.backward(losses)
-        private.step(optimizer)
+    with hush.Private(model, plan, losses_of, data=(x, y), ledger=book) as private:
+        for lot in private.lots():  # charged before it is handed out; an empty lot is still a step
+            for batch in lot.batches(256):
+                private.add(batch)
+            private.step(optimizer)
+        if out is not None:
+            print(private.report(out).html)
 
     with torch.no_grad():
         accuracy = (model(test_x).argmax(1) == test_y).float().mean().item()
     spent = private.spent(delta=1e-5)
-    private.detach()
     print(f"test accuracy {accuracy:.1%}, epsilon {spent} at delta 1e-5")
     return spent
 
@@ -48,5 +56,6 @@ if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--epochs", type=int, default=5)
     parser.add_argument("--ledger")
+    parser.add_argument("--out", help="folder for the report")
     arguments = parser.parse_args()
-    main(arguments.epochs, ledger=arguments.ledger)
+    main(arguments.epochs, ledger=arguments.ledger, out=arguments.out)

@@ -16,7 +16,7 @@ import torch
 from side_by_side import Data
 from torch import Tensor
 
-from hush.pca import dp_pca
+from hush.noise.pca import dp_pca
 from hush.randomness.streams import Key
 from hush.recipes import data
 from hush.recipes.features.drawings import Glyphs

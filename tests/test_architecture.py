@@ -84,7 +84,7 @@ def test_oracles_never_import_hush() -> None:
 
 
 def test_accounting_needs_no_torch() -> None:
-    code = "import sys, hush.accounting, hush.cli; sys.exit('torch' in sys.modules)"
+    code = "import sys, hush.accounting, hush.commands.app; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
 
 

@@ -17,20 +17,24 @@ from hush.sampling.lots import PoissonLots
 def test_hazard_05_unfreezing_keeps_the_bound_or_raises() -> None:
     model = network()
     model[2].requires_grad_(False)
-    optimizer, private = sgd(model), Private(model, plan(FlatClip(0.01), steps=20), seed=1)
+
+    def losses(model: nn.Module, index: Tensor) -> Tensor:
+        return losses_of(model, index) * (model.late if hasattr(model, "late") else 1.0)
+
+    optimizer, private = sgd(model), Private(model, plan(FlatClip(0.01), steps=20), losses, seed=1)
     for lot in private.lots():
         if lot.step == 4:
             model[2].requires_grad_(True)  # inside a lot: nobody has clipped it
-            index = next(iter(lot.batches(30)))
-            with pytest.raises(ValueError, match="trainable parameter"):
-                private.backward(losses_of(model, index))
+            batch = next(iter(lot.batches(30)))
+            with pytest.raises(RuntimeError, match="trainable parameters changed inside a lot"):
+                private.add(batch, batch.index)
             private.abandon()
             continue
         if lot.step == 9:
             model[0].requires_grad_(False)
-            index = next(iter(lot.batches(30)))
-            with pytest.raises(ValueError, match="require a gradient"):
-                private.backward(losses_of(model, index))
+            batch = next(iter(lot.batches(30)))
+            with pytest.raises(RuntimeError, match="trainable parameters changed inside a lot"):
+                private.add(batch, batch.index)
             model[0].requires_grad_(True)
             private.abandon()
             continue
@@ -40,42 +44,60 @@ def test_hazard_05_unfreezing_keeps_the_bound_or_raises() -> None:
             private.abandon()
             continue
         before = [p.detach().clone() for p in model.parameters()]
-        for index in lot.batches(6):
-            late = model.late if hasattr(model, "late") else 1.0
-            private.backward(losses_of(model, index) * late)
+        for batch in lot.batches(6):
+            private.add(batch, batch.index)
         private.step(optimizer)
         assert distance(before, list(model.parameters())) <= len(lot.indices) * 0.01 / L * (1 + 1e-3)
 
 
 def test_hazard_05_a_gradient_that_is_not_private_stops_the_step() -> None:
     model, stranger = network(), nn.Parameter(torch.ones(2))
-    private = Private(model, plan(noise=1.0), seed=0)
-    optimizer = torch.optim.SGD([*model.parameters(), stranger], lr=1.0)
+    private = Private(model, plan(noise=1.0), losses_of, seed=0)
+    optimizer, several = sgd(model), torch.optim.SGD([*model.parameters(), stranger], lr=1.0)
     for lot in private.lots():
-        for index in lot.batches(8):
-            private.backward(losses_of(model, index))
+        for batch in lot.batches(8):
+            private.add(batch, batch.index)
         if lot.step == 2:
             before = [p.detach().clone() for p in model.parameters()]
-            stranger.square().sum().backward()
             with pytest.raises(RuntimeError, match=r"shape \(2,\) in group 0 .* not private"):
-                private.step(optimizer)
+                private.step(several)
+            with pytest.raises(ValueError, match=r"no optimizer of this step holds .* 2.weight"):
+                private.step(torch.optim.SGD(model[0].parameters(), lr=1.0))
+            with pytest.raises(ValueError, match="held twice"):
+                private.step(optimizer, torch.optim.SGD(model[0].parameters(), lr=1.0))
+            with pytest.raises(TypeError, match="LBFGS"):
+                private.step(torch.optim.LBFGS(model.parameters()))
             assert distance(before, list(model.parameters())) == 0
-            stranger.grad = None
         private.step(optimizer)
-    with pytest.raises(TypeError, match="LBFGS"):
-        other = Private(network(), plan(), seed=0)
-        next(other.lots())
-        other.step(torch.optim.LBFGS(other.model.parameters()))
+
+
+def test_two_optimizers_share_a_model_and_none_leaves_the_gradients_to_the_user() -> None:
+    whole, parts, own = network(), network(), network()
+    for model in (whole, parts, own):
+        private = Private(model, plan(noise=0.5, steps=3), losses_of, seed=0)
+        two = sgd(model[0]), sgd(model[2])
+        for lot in private.lots():
+            for batch in lot.batches(8):
+                private.add(batch, batch.index)
+            if model is own:
+                private.step()
+                with torch.no_grad():
+                    for p in model.parameters():
+                        p -= p.grad  # type: ignore[operator]
+            else:
+                private.step(*([sgd(model)] if model is whole else two))
+    assert distance(list(whole.parameters()), list(parts.parameters())) == 0
+    assert distance(list(whole.parameters()), list(own.parameters())) == 0
 
 
 def test_plain_backward_by_the_user_is_overwritten() -> None:
     a, b = network(), network()
     for model, spoil in ((a, False), (b, True)):
-        private = Private(model, plan(noise=0.5, steps=3), seed=0)
+        private = Private(model, plan(noise=0.5, steps=3), losses_of, seed=0)
         optimizer = sgd(model)
         for lot in private.lots():
-            for index in lot.batches(8):
-                private.backward(losses_of(model, index))
+            for batch in lot.batches(8):
+                private.add(batch, batch.index)
             if spoil:
                 (1e6 * losses_of(model, torch.arange(N)).sum()).backward()
             private.step(optimizer)
@@ -88,24 +110,24 @@ def test_hazard_09_one_bad_example_is_bounded_and_touches_no_other(bad: float) -
     spoiled[7] = bad
     model = network()
 
-    def forward(index: Tensor) -> Tensor:
+    def forward(model: nn.Module, index: Tensor) -> Tensor:
         return F.cross_entropy(model(spoiled[index]), Y[index], reduction="none")
 
-    private, met = Private(model, plan(steps=12), seed=0), False
+    private, met = Private(model, plan(steps=12), forward, seed=0), False
     optimizer = sgd(model, lr=0.0)
     for lot in private.lots():
-        for index in lot.batches(5):
-            private.backward(forward(index))
+        for batch in lot.batches(5):
+            private.add(batch, batch.index)
         private.step(optimizer)
         others = [i for i in lot.indices.tolist() if i != 7]
         moved = distance(gradients(model), clipped_mean(model, others, 0.5, L))
         assert moved <= 0.5 / L + 1e-6
         met |= 7 in lot.indices
     assert met
-    noisy = Private(model, plan(noise=1.0, lots=PoissonLots(N, N), steps=1), seed=0)
+    noisy = Private(model, plan(noise=1.0, lots=PoissonLots(examples=N, lot_size=N), steps=1), forward, seed=0)
     for lot in noisy.lots():
-        for index in lot.batches(64):
-            noisy.backward(forward(index))
+        for batch in lot.batches(64):
+            noisy.add(batch, batch.index)
         noisy.step(optimizer)
     assert all(torch.isfinite(g).all() and g.std() > 0 for g in gradients(model))
 
@@ -113,22 +135,20 @@ def test_hazard_09_one_bad_example_is_bounded_and_touches_no_other(bad: float) -
 def test_hazard_33_nothing_is_attached_and_nothing_gets_stale() -> None:
     model, reference = network(), network()
     for one, disturbed in ((model, True), (reference, False)):
-        private = Private(one, plan(noise=0.5, steps=5), seed=0)
+        private = Private(one, plan(noise=0.5, steps=5), losses_of, seed=0)
         optimizer = sgd(one)
         for lot in private.lots():
-            for index in lot.batches(3):
+            for batch in lot.batches(3):
                 if disturbed:
                     one(X[:3])
                     with torch.no_grad():
                         one(X)
                     losses_of(one, torch.arange(9))
-                    with pytest.raises(ValueError, match="got a scalar"):
-                        private.backward(losses_of(one, index).mean())
-                private.backward(losses_of(one, index))
+                private.add(batch, batch.index)
             if disturbed:
                 copy.deepcopy(one)
             private.step(optimizer)
-        private.detach()
+        private.close()
     assert distance(list(model.parameters()), list(reference.parameters())) == 0
     fresh = network()
     assert model.state_dict().keys() == fresh.state_dict().keys()

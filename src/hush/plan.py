@@ -1,20 +1,38 @@
 """Plan: lots, steps, clip and noise bound together before training; calibrated to a budget; the event to be charged."""
 
 import math
+import operator
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, fields, replace
-from typing import Any
+from dataclasses import dataclass, field
+from typing import Any, Literal
 
 from hush import accounting
 from hush.accounting import events
 from hush.accounting.accountants import Accountant
+from hush.accounting.approximate_noise import SET_ASIDE
 from hush.accounting.bounds import Bounds, Budget
 from hush.accounting.events import NOTHING, Event, compose
-from hush.clipping.clips import AutomaticClip, Clip, FlatClip, PerLayerClip, QuantileClip
-from hush.sampling.lots import Lots
+from hush.clipping.clips import Clip, QuantileClip
+from hush.clipping.written import clip_from_dict, clip_to_dict, written_out
+from hush.sampling.lots import AllocatedLots, Lots, PoissonLots, ShuffledLots
 from hush.sampling.lots import from_dict as lots_from_dict
 
+Sampling = Literal["poisson", "allocated", "shuffled"]
+NoiseKind = Literal["gaussian", "float_safe"]
 TOO_SMALL = 0.01  # a noise multiplier below this protects nobody (epsilon is in the thousands): said to be infinite
+
+
+@dataclass(frozen=True, kw_only=True)
+class PrivatePreprocessing:
+    """An access to the data before training, such as DP-PCA: it is charged with the account and only then done.
+
+    `run()` does it and returns the event that it was, which must be the declared one. It may fill buffers of the
+    model; they travel in checkpoints, so a resumed run does not do it again.
+    """
+
+    name: str
+    event: Event
+    run: Callable[[], Event]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -25,14 +43,16 @@ class Plan:
     move the released sums by, over all groups (and the count of QuantileClip) together. It may be a schedule: a
     function of the step, or a tuple with a value for each of the steps + reserve steps; so may the bounds inside
     `clip`, which cost nothing. `reserve` more steps are part of the guarantee without being needed: a run that
-    crashed may do again what it lost. `spent` is what the same budget has paid for already (DP-PCA, say); `event` and
-    `epsilon` include both.
+    crashed may do again what it lost. `preprocessing` is what the same budget has paid for already (DP-PCA, say);
+    `event` and `epsilon` include both. With noise="float_safe" sums are released as integers on a fixed grid, safe
+    against attacks on floating point.
 
     A noise multiplier below 0.01 is allowed for tests and comparisons; the plan is then NOT PRIVATE and says so.
 
     >>> from hush.clipping.clips import FlatClip
     >>> from hush.sampling.lots import PoissonLots
-    >>> plan = Plan(lots=PoissonLots(60_000, 600), steps=6_000, clip=FlatClip(1.0), noise_multiplier=1.1)
+    >>> lots = PoissonLots(examples=60_000, lot_size=600)
+    >>> plan = Plan(lots=lots, steps=6_000, clip=FlatClip(1.0), noise_multiplier=1.1)
     >>> plan.units
     ((PoissonSampled(rate=0.01, event=Gaussian(noise_multiplier=1.1)), 6000),)
     """
@@ -41,15 +61,26 @@ class Plan:
     steps: int
     clip: Clip
     noise_multiplier: float | tuple[float, ...] | Callable[[int], float]
+    noise: NoiseKind = "gaussian"
     reserve: int = 0
-    spent: Event = NOTHING
+    preprocessing: Event = NOTHING
     budget: Budget | None = None
+    accountant: Accountant = "pld"
+    cut_short: bool = False
+    """Whether the budget allowed fewer steps than were asked for."""
+    access: PrivatePreprocessing | None = field(default=None, compare=False, repr=False)
+    """How the preprocessing is done, where that is left to the run; it is no part of what is saved."""
 
     def __post_init__(self) -> None:
         if not isinstance(self.lots, Lots):
             raise TypeError(f"lots must be PoissonLots, AllocatedLots or ShuffledLots, got {type(self.lots).__name__}")
         _whole("steps", self.steps, at_least=1)
         _whole("reserve", self.reserve, at_least=0)
+        if self.noise not in ("gaussian", "float_safe"):
+            raise ValueError(f"noise must be one of 'gaussian', 'float_safe'; got {str(self.noise)[:50]!r}")
+        _valid_accountant(self.accountant)
+        if self.access is not None and self.access.event != self.preprocessing:
+            raise ValueError(f"preprocessing {self.access.name!r} has another event than the plan was made for")
         noise = _schedule("noise_multiplier", self.noise_multiplier, self.steps + self.reserve)
         for value in noise:
             if not (value >= 0 and math.isfinite(value)):
@@ -60,32 +91,79 @@ class Plan:
             for value in set(noise):
                 self.clip.gradient_noise(value)  # refuses a joint multiplier that the count alone uses up
         object.__setattr__(self, "noise_multiplier", noise[0] if len(noise) == 1 else noise)
-        object.__setattr__(self, "clip", _written_out(self.clip, self.steps))
+        object.__setattr__(self, "clip", written_out(self.clip, self.steps))
 
     @classmethod
     def for_budget(
         cls,
         budget: Budget,
         *,
-        lots: Lots,
-        steps: int,
+        examples: int,
+        lot_size: int,
         clip: Clip,
-        spent: Event = NOTHING,
+        epochs: float | None = None,
+        steps: int | None = None,
+        sampling: Sampling = "poisson",
+        noise: NoiseKind = "gaussian",
+        noise_multiplier: float | None = None,
+        noise_schedule: Callable[[int], float] | None = None,
+        preprocessing: "Event | PrivatePreprocessing | None" = None,
         reserve: int = 0,
         accountant: Accountant = "pld",
     ) -> "Plan":
-        """The plan with the least noise that keeps the budget over steps + reserve steps, next to what was spent.
+        """The plan with the least noise that keeps the budget over all its steps, next to the preprocessing.
 
         Guarantee: the returned plan's epsilon at the budget's delta, by the same accountant, is at most the budget's.
+        `examples` is the number of records, which is public; give `epochs` or `steps`. `noise_schedule` is the shape of
+        the noise over time, a function of the charged step: only its ratios matter. With a `noise_multiplier` the plan
+        instead has the most steps that the budget allows, at most those asked for (the paper's "while within limit").
+
+        >>> from hush.clipping.clips import FlatClip
+        >>> plan = Plan.for_budget(
+        ...     Budget(epsilon=2.0, delta=1e-5), examples=60_000, lot_size=600, epochs=60, clip=FlatClip(1.0)
+        ... )
+        >>> plan.steps, plan.epsilon(delta=1e-5).upper <= 2.0
+        (6000, True)
         """
-        noise = accounting.calibrate.noise(
-            lambda multiplier: compose(lots.units(steps + reserve, multiplier)),
-            budget,
-            spent=spent,
-            accountant=accountant,
-        )
+        if not isinstance(budget, Budget):
+            raise TypeError(f"expected budget=hush.Budget(epsilon=..., delta=...), got {budget!r}")
+        _whole("reserve", reserve, at_least=0)
+        _valid_accountant(accountant)
+        lots = lots_of(sampling, examples, lot_size)
+        wanted, access, cut_short = steps_of(lots, epochs, steps), None, False
+        if isinstance(preprocessing, PrivatePreprocessing):
+            access, preprocessing = preprocessing, preprocessing.event
+        before, target = preprocessing or NOTHING, budget
+        if noise == "float_safe":  # room for what inexact integers add to delta
+            target = Budget(epsilon=budget.epsilon, delta=budget.delta * (1 - 2 * SET_ASIDE))
+        found: float | tuple[float, ...]
+        if noise_multiplier is None:
+            shape = _shape(noise_schedule, wanted + reserve)
+
+            def of_plan(multiplier: float) -> Event:
+                noises = multiplier if len(shape) == 1 else [multiplier * share for share in shape]
+                return compose(lots.units(wanted + reserve, noises))
+
+            found = accounting.calibrate.noise(of_plan, target, spent=before, accountant=accountant)
+            found = found if len(shape) == 1 else tuple(found * share for share in shape)
+        elif noise_schedule is not None:
+            raise ValueError("noise_schedule is a shape for the noise that is found; leave noise_multiplier out")
+        else:
+            found = noise_multiplier
+            asked, wanted = wanted, _most_steps(lots, found, wanted, reserve, target, before, accountant)
+            cut_short = wanted < asked
         return cls(
-            lots=lots, steps=steps, clip=clip, noise_multiplier=noise, reserve=reserve, spent=spent, budget=budget
+            lots=lots,
+            steps=wanted,
+            clip=clip,
+            noise_multiplier=found,
+            noise=noise,
+            reserve=reserve,
+            preprocessing=before,
+            budget=budget,
+            accountant=accountant,
+            cut_short=cut_short,
+            access=access,
         )
 
     @property
@@ -100,21 +178,21 @@ class Plan:
 
     @property
     def event(self) -> Event:
-        """All that the plan may do to the data, with what was spent before and the reserve."""
-        return compose([(self.spent, 1), *self.units])
+        """All that the plan may do to the data, with the preprocessing and the reserve."""
+        return compose([(self.preprocessing, 1), *self.units])
 
     def event_after(self, steps: int) -> Event:
-        """What was spent before and the first `steps` steps; a begun epoch of allocated lots counts whole."""
+        """The preprocessing and the first `steps` steps; a begun epoch of allocated lots counts whole."""
         _whole("steps", steps, at_least=0)
         if steps > self.steps + self.reserve:
             raise ValueError(f"the plan has {self.steps} steps and {self.reserve} in reserve, got {steps}")
-        return compose([(self.spent, 1), *self._units(steps)])
+        return compose([(self.preprocessing, 1), *self._units(steps)])
 
-    def epsilon(self, *, delta: float, accountant: Accountant = "pld") -> Bounds:
+    def epsilon(self, *, delta: float, accountant: Accountant | None = None) -> Bounds:
         """The guarantee of the whole plan, reserve included; infinite where the noise is (next to) nothing."""
         if not self.private:
             return Bounds(math.inf if min(self._noise()) == 0 else 0.0, math.inf)
-        return accounting.epsilon(self.event, delta=delta, accountant=accountant)
+        return accounting.epsilon(self.event, delta=delta, accountant=accountant or self.accountant)
 
     def noise_at(self, charged: int) -> float:
         """The joint noise multiplier of the step that is the `charged`-th to be paid for."""
@@ -129,8 +207,11 @@ class Plan:
             "clip": clip_to_dict(self.clip),
             "noise_multiplier": list(self._noise()),
             "reserve": self.reserve,
-            "spent": events.to_dict(self.spent),
+            "noise": self.noise,
+            "preprocessing": events.to_dict(self.preprocessing),
             "budget": budget,
+            "accountant": self.accountant,
+            "cut_short": self.cut_short,
         }
 
     @classmethod
@@ -143,8 +224,11 @@ class Plan:
             clip=clip_from_dict(values["clip"]),
             noise_multiplier=noise[0] if len(noise) == 1 else noise,
             reserve=values["reserve"],
-            spent=events.from_dict(values["spent"]),
+            noise=values["noise"],
+            preprocessing=events.from_dict(values["preprocessing"]),
             budget=Budget(**values["budget"]) if values["budget"] else None,
+            accountant=values["accountant"],
+            cut_short=values["cut_short"],
         )
 
     def __str__(self) -> str:
@@ -164,67 +248,39 @@ class Plan:
         return self.lots.units(steps, self.noise_multiplier)  # type: ignore[arg-type]
 
 
-@dataclass(frozen=True)
-class ByStep:
-    """A schedule that was written out: one value for each step."""
-
-    values: tuple[float, ...]
-
-    def __call__(self, step: int) -> float:
-        return self.values[step]
-
-    def __repr__(self) -> str:
-        return f"{self.values[0]:.4g} to {self.values[-1]:.4g} by step"
-
-
-def clip_to_dict(clip: Clip) -> dict[str, Any]:
-    """The clip as plain JSON values; schedules as lists."""
-
-    def plain(value: Any) -> Any:
-        if isinstance(value, Mapping):
-            return {key: plain(one) for key, one in value.items()}
-        return list(value.values) if isinstance(value, ByStep) else value
-
-    values = {f.name: plain(getattr(clip, f.name)) for f in fields(clip)}  # type: ignore[arg-type]
-    return {"kind": type(clip).__name__} | values
+def lots_of(sampling: Sampling, examples: int, lot_size: int) -> Lots:
+    """Lots that are drawn the way that is named."""
+    kinds: dict[str, type[PoissonLots] | type[AllocatedLots] | type[ShuffledLots]] = {
+        "poisson": PoissonLots, "allocated": AllocatedLots, "shuffled": ShuffledLots,
+    }  # fmt: skip
+    if sampling not in kinds:
+        raise ValueError(f"sampling must be one of poisson, allocated, shuffled; got {str(sampling)[:50]!r}")
+    return kinds[sampling](
+        examples=int(examples), lot_size=operator.index(lot_size) if _is_whole(lot_size) else lot_size
+    )
 
 
-def clip_from_dict(values: Mapping[str, Any]) -> Clip:
-    """The clip that `clip_to_dict` wrote.
-
-    >>> clip_from_dict(clip_to_dict(PerLayerClip({"conv*": 2.0, "*": 1.0})))
-    PerLayerClip(bounds={'conv*': 2.0, '*': 1.0})
-    """
-
-    def rich(value: Any) -> Any:
-        if isinstance(value, Mapping):
-            return {key: rich(one) for key, one in value.items()}
-        return ByStep(tuple(value)) if isinstance(value, list) else value
-
-    kinds: dict[str, Any] = {kind.__name__: kind for kind in (FlatClip, PerLayerClip, AutomaticClip, QuantileClip)}
-    name = values.get("kind")
-    if name not in kinds:
-        raise ValueError(f"expected one of {', '.join(kinds)}; got {name!r}")
-    return kinds[name](**{key: rich(value) for key, value in values.items() if key != "kind"})
+def _valid_accountant(accountant: str) -> None:
+    valid = [name for name in accounting.ACCOUNTANTS if name not in accounting.NOT_VALID]
+    if accountant not in valid:
+        raise ValueError(f"accountant must be one of {', '.join(valid)}; got {str(accountant)[:50]!r}")
 
 
-def _written_out(clip: Clip, steps: int) -> Clip:
-    """The clip with functions of the step replaced by their values, so that the plan can be saved and compared."""
+def _is_whole(value: Any) -> bool:
+    """Whether it is a whole number, numpy's too; a flag is none."""
+    return hasattr(value, "__index__") and not isinstance(value, bool)
 
-    def write(value: Any) -> Any:
-        if isinstance(value, Mapping):
-            return {key: write(one) for key, one in value.items()}
-        if not callable(value):
-            return value
-        values = tuple(float(value(step)) for step in range(steps))
-        return values[0] if len(set(values)) == 1 else ByStep(values)
 
-    for step in range(steps):
-        clip.at(step)  # refuses bounds that make no sense before anything is charged
-        if clip.at(step) == clip:
-            break
-    new: Clip = replace(clip, **{f.name: write(getattr(clip, f.name)) for f in fields(clip)})  # type: ignore[type-var, arg-type]
-    return new
+def steps_of(lots: Lots, epochs: float | None, steps: int | None) -> int:
+    """Lots in all the epochs, or as many as are named."""
+    if (epochs is None) == (steps is None):
+        raise ValueError(f"give epochs or steps, one of the two, got epochs={epochs!r} and steps={steps!r}")
+    if epochs is None:
+        assert steps is not None
+        return steps
+    if isinstance(epochs, bool) or not isinstance(epochs, int | float) or not 0 < epochs <= 1e9:
+        raise ValueError(f"epochs must be a number from 0 to 1e9, and not 0, got {epochs!r}")
+    return max(1, round(epochs * lots.steps_per_epoch))
 
 
 def _schedule(name: str, value: Any, steps: int) -> tuple[float, ...]:
@@ -237,6 +293,41 @@ def _schedule(name: str, value: Any, steps: int) -> tuple[float, ...]:
         raise ValueError(f"{name} as a schedule needs one value for each of {steps} steps, got {len(value)}")
     values = tuple(float(one) for one in value)
     return values[:1] if len(set(values)) == 1 else values
+
+
+def _shape(schedule: Callable[[int], float] | None, steps: int) -> tuple[float, ...]:
+    """The shares of a noise schedule, the smallest 1; one share where it never changes."""
+    if schedule is None:
+        return (1.0,)
+    values = [float(schedule(step)) for step in range(steps)]
+    if not all(value > 0 and math.isfinite(value) for value in values):
+        raise ValueError("noise_schedule must give a finite number > 0 for each charged step, reserve included")
+    return _schedule("noise_schedule", [value / min(values) for value in values], steps)
+
+
+def _most_steps(
+    lots: Lots, noise: float, wanted: int, reserve: int, budget: Budget, before: Event, accountant: Accountant
+) -> int:
+    """The most steps, in whole units and up to those wanted, that the budget allows at this noise."""
+    if not TOO_SMALL <= noise <= 1e6:
+        raise ValueError(
+            f"noise_multiplier must be a number from {TOO_SMALL} to 1e6, got {noise!r}: less protects nobody"
+        )
+    unit = lots.steps_per_unit
+    units = accounting.calibrate.steps(
+        lambda count: compose(lots.units(count * unit, noise)),
+        budget,
+        spent=before,
+        accountant=accountant,
+        at_most=-(-(wanted + reserve) // unit),
+    )
+    steps = min(wanted, units * unit - reserve)
+    if steps < 1:
+        raise ValueError(
+            f"the budget, epsilon {budget.epsilon:g} at delta {budget.delta:g}, does not allow one step at noise "
+            f"multiplier {noise:g} with {reserve} in reserve: add noise, or leave noise_multiplier out to have it found"
+        )
+    return steps
 
 
 def _whole(name: str, value: Any, *, at_least: int) -> None:

@@ -30,10 +30,10 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
-from attacks import ledger_worker
-from attacks.ledger_worker import CAP, FAULTS, SLICE, UNIT, UNITS
 from support.forgetful import Content
 
+from attacks import ledger_worker
+from attacks.ledger_worker import CAP, FAULTS, SLICE, UNIT, UNITS
 from hush.accounting import epsilon
 from hush.ledger import Head, Ledger, LedgerError
 

@@ -149,7 +149,7 @@ def test_s1_two_processes_that_read_the_file_raw_do_not_both_take_the_whole_cap(
 
 @pytest.mark.parametrize("where", ["memory", "ledger"])
 def test_s2_hazard_37_one_account_for_several_runs_pays_for_each_release(path: Path, where: str) -> None:
-    plan = Plan(lots=PoissonLots(30, 6), steps=8, clip=FlatClip(1.0), noise_multiplier=20.0)
+    plan = Plan(lots=PoissonLots(examples=30, lot_size=6), steps=8, clip=FlatClip(1.0), noise_multiplier=20.0)
     ledger = Ledger(path)
     account = (
         MemoryAccount(units=plan.units)

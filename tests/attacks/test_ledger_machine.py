@@ -5,6 +5,7 @@ import sys
 from pathlib import Path
 
 import pytest
+
 from attacks.ledger_worker import FAULTS
 
 MACHINE = Path(__file__).with_name("ledger_machine.py")

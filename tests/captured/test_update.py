@@ -35,13 +35,13 @@ def test_captured_steps_equal_plain_steps(kind: str, studio: Studio | None) -> N
     [
         {"size": 16},  # nearly every lot spills
         {"size": 22},  # some do
-        {"lots": PoissonLots(N, 1), "steps": 12},  # a third of the lots are empty
+        {"lots": PoissonLots(examples=N, lot_size=1), "steps": 12},  # a third of the lots are empty
         {"noise_multiplier": lambda step: 1.0 + step % 3},
         {"clip": FlatClip(lambda step: 1.0 + step % 2)},
         {"clip": FlatClip(lambda step: 1.0 + step // 4)},
         {"clip": QuantileClip(initial=1.0, count_noise=5.0)},
         {"noise_multiplier": 0.0},
-        {"noise": "discrete", "kind": "plain", "steps": 3},
+        {"noise": "float_safe", "kind": "plain", "steps": 3},
         {"dtype": torch.bfloat16},  # sums in float32, parameters not
     ],
     ids=["spilled", "sometimes", "empty", "noise", "clip", "two clips", "quantile", "no noise", "discrete", "half"],
@@ -91,7 +91,7 @@ def swap_optimizer(run: Run, step: int) -> None:
 
 def resume(run: Run, step: int) -> None:
     if step == 6:
-        run.private.load_state_dict(run.private.state_dict())
+        run.private._load(run.private.state_dict())
 
 
 @pytest.mark.parametrize(
@@ -161,8 +161,8 @@ def test_a_captured_step_waits_for_nothing(kind: str) -> None:
     try:
         for lot in run.private.lots():
             torch.cuda.set_sync_debug_mode("error" if lot.step > 4 else "default")
-            for _ in lot.batches(N, pad=True):
-                run.run(*rows)
+            for batch in lot.batches(N, pad=True):
+                run.private.add(batch, *rows)
             run.private.step(run.optimizer)
     finally:
         torch.cuda.set_sync_debug_mode("default")

@@ -8,7 +8,7 @@ import torch
 from torch import nn
 
 from hush.checks.guards import Guard
-from hush.sampling.batches import Handed, first_rows, rows_that_count
+from hush.sampling.batches import first_rows, padded, whole
 
 
 def network() -> nn.Sequential:
@@ -113,16 +113,66 @@ def test_layers_that_mix_are_refused_in_every_lot() -> None:
         guard.begin_lot()
 
 
-def test_a_buffer_that_changed_before_the_lot_is_no_fault_of_its_forward_pass() -> None:
+@pytest.mark.parametrize("public", [False, True])
+def test_a_buffer_that_changes_between_lots_is_refused_unless_it_is_declared(public: bool) -> None:
+    model = network()
+    guard = Guard(model, ("1.running_*",) if public else ())
+    guard.begin_lot()
+    model[1].running_mean.add_(1)
+    if public:
+        guard.begin_lot(1)
+        guard.must_hold_nothing_new()
+        return
+    with pytest.raises(RuntimeError, match=r"'1.running_mean' of BatchNorm1d was changed during the run"):
+        guard.begin_lot(1)
+
+
+def test_what_is_written_without_a_trace_is_seen_at_lots_1_2_4_8_and_when_the_state_is_saved() -> None:
+    model, found = network(), []
+    model[0].bias.requires_grad_(False)
+    guard = Guard(model)
+    for step in range(5):
+        guard.begin_lot(step)
+    model[0].bias.data.add_(1)
+    for step in range(5, 9):
+        try:
+            guard.begin_lot(step)
+        except RuntimeError:
+            found.append(step)
+    assert found == [8]
+    with pytest.raises(RuntimeError, match=r"'0.bias' of Linear was changed during the run"):
+        guard.must_hold_nothing_new()
+
+
+def test_rows_of_a_buffer_that_change_places_are_seen() -> None:
+    model = nn.Sequential(nn.Linear(2, 2))
+    model.register_buffer("bank", torch.arange(6.0).view(3, 2))
+    guard = Guard(model)
+    guard.begin_lot()
+    model.bank.data = model.bank.flip(0)
+    with pytest.raises(RuntimeError, match="'bank' of Sequential was changed"):
+        guard.must_hold_nothing_new()
+
+
+def test_a_forward_pass_that_writes_into_a_buffer_is_refused() -> None:
     model = network()
     guard = Guard(model)
-    for _ in range(3):
-        model[1].running_mean.add_(1)
-        guard.begin_lot()
-        guard.after_forward()
+    guard.begin_lot()
     model[1].running_mean.add_(1)
     with pytest.raises(RuntimeError, match=r"buffer '1.running_mean' of BatchNorm1d was changed"):
         guard.after_forward()
+
+
+def test_a_parameter_that_is_frozen_again_after_it_was_trained_is_no_stranger() -> None:
+    model = network()
+    guard = Guard(model)
+    for frozen in (True, False, True, False):
+        model[0].weight.requires_grad_(not frozen)
+        guard.begin_lot()
+        with torch.no_grad():
+            for p in guard.begin_lot().values():
+                p.add_(1)  # a step
+    guard.must_hold_nothing_new()
 
 
 @pytest.mark.filterwarnings("ignore:.*torch.jit:DeprecationWarning")
@@ -166,17 +216,11 @@ def test_scripted_and_shared_modules_are_looked_at_too() -> None:
 def test_masks_are_windows_that_nobody_can_write_into() -> None:
     for filled in range(6):
         assert first_rows(filled, 5).tolist() == [row < filled for row in range(5)]
-    handed = Handed(5, 5, torch.tensor([True, True, False, False, False]), filled=2)
-    assert handed.untouched and handed._replace(wanted=handed.mask).untouched
-    assert handed.mask is not None
-    handed.mask[:] = True
-    assert not handed.untouched
+    (batch,) = padded([torch.tensor([7, 3])], 5)
+    assert batch.index.tolist() == [7, 3, 7, 7, 7] and len(batch) == 5 and batch.alone
+    batch.mask[:] = True
     cpu = torch.device("cpu")
-    assert rows_that_count(handed, cpu).tolist() == [True, True, False, False, False], "padding never counts"  # type: ignore[union-attr]
-    wanted = torch.tensor([False, True, True, True, True])
-    both = rows_that_count(handed._replace(wanted=wanted), cpu)
-    assert both is not None and both.tolist() == [False, True, False, False, False]
-    assert first_rows(2, 5).tolist() == [True, True, False, False, False]
-    assert rows_that_count(Handed(5, 5), cpu) is None
-    alone = rows_that_count(Handed(5, 5, wanted=wanted), cpu)
-    assert alone is not None and alone.tolist() == wanted.tolist()
+    assert batch.mask.tolist() == [True, True, False, False, False], "padding never counts"
+    assert torch.equal(batch.counting(cpu), batch.mask)  # type: ignore[arg-type]
+    (plain,) = whole([torch.tensor([7, 3])], 5)
+    assert plain.mask.tolist() == [True, True] and plain.counting(cpu) is None and plain.size == 5

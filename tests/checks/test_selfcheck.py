@@ -2,6 +2,7 @@
 
 import re
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -9,22 +10,29 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from hush.checks import check as selfcheck
 from hush.checks.batchnorm import replace_batchnorm
 from hush.checks.check import check
 from hush.clipping.bounded_sum import BoundedSum
 from hush.clipping.clips import FlatClip
+from hush.errors import MixedExamples
+from hush.gradients import engine
+from hush.ledger import MemoryAccount
 from hush.plan import Plan
 from hush.private import Private
 from hush.sampling.lots import PoissonLots
 
 torch.manual_seed(0)
 X, Y = torch.randn(16, 6), torch.randint(3, (16,))
-PLAN = Plan(lots=PoissonLots(16, 8), steps=3, clip=FlatClip(1.0), noise_multiplier=0.0)
+PLAN = Plan(lots=PoissonLots(examples=16, lot_size=8), steps=3, clip=FlatClip(1.0), noise_multiplier=0.0)
+PRIVATE = replace(PLAN, noise_multiplier=1.0)
 
 
-def cross_entropy(model: nn.Module) -> Callable[[Tensor, Tensor], Tensor]:
-    return lambda x, y: F.cross_entropy(model(x), y, reduction="none")
+def plan(steps: int) -> Plan:
+    return replace(PLAN, steps=steps)
+
+
+def cross_entropy(model: nn.Module, x: Tensor, y: Tensor) -> Tensor:
+    return F.cross_entropy(model(x), y, reduction="none")
 
 
 class Residual(nn.Module):
@@ -56,7 +64,7 @@ def test_honest_models_pass_and_are_left_as_they_were(name: str) -> None:
     dtype = next(model.parameters()).dtype
     state = {key: value.clone() for key, value in model.state_dict().items()}
     random_state = torch.get_rng_state()
-    check(model, cross_entropy(model), X.to(dtype), Y)
+    check(model, cross_entropy, X.to(dtype), Y)
     assert torch.equal(random_state, torch.get_rng_state())
     assert all(torch.equal(value, state[key]) for key, value in model.state_dict().items())
     assert all(p.grad is None for p in model.parameters())
@@ -65,10 +73,10 @@ def test_honest_models_pass_and_are_left_as_they_were(name: str) -> None:
 def test_single_examples_dicts_and_weight_penalties_pass() -> None:
     torch.manual_seed(0)  # a single example that no unit passes on would be a warning
     model = HONEST["mlp"]()
-    check(model, cross_entropy(model), X[:1], Y[:1])
-    check(model, lambda batch: F.cross_entropy(model(batch["x"]), batch["y"], reduction="none"), {"x": X, "y": Y})
+    check(model, cross_entropy, X[:1], Y[:1])
+    check(model, lambda model, *, x, y: F.cross_entropy(model(x), y, reduction="none"), x=X, y=Y)
     # A term that no example enters is allowed in each loss: it is clipped with it.
-    check(model, lambda x, y: cross_entropy(model)(x, y) + 0.1 * model[0].weight.square().sum(), X, Y)
+    check(model, lambda model, x, y: cross_entropy(model, x, y) + 0.1 * model[0].weight.square().sum(), X, Y)
 
 
 def test_hazard_07_normalisation_over_the_batch_is_refused_with_the_remedy() -> None:
@@ -76,28 +84,30 @@ def test_hazard_07_normalisation_over_the_batch_is_refused_with_the_remedy() -> 
         model = nn.Sequential(nn.Linear(6, 8), layer, nn.Linear(8, 3))
         name = type(layer).__name__
         with pytest.raises(RuntimeError, match=f"{name} at '1' is in training mode.*hush.replace_batchnorm"):
-            check(model, cross_entropy(model), X, Y)
+            check(model, cross_entropy, X, Y)
         with pytest.raises(RuntimeError, match=f"{name} at '1'"):
-            Private(model, PLAN)
+            Private(model, PLAN, cross_entropy)
     never = nn.BatchNorm1d(8, track_running_stats=False).eval()
     with pytest.raises(RuntimeError, match="BatchNorm1d"):
-        Private(nn.Sequential(nn.Linear(6, 8), never, nn.Linear(8, 3)), PLAN)
+        Private(nn.Sequential(nn.Linear(6, 8), never, nn.Linear(8, 3)), PLAN, cross_entropy)
     tracking = nn.InstanceNorm1d(8, track_running_stats=True)
     with pytest.raises(RuntimeError, match="InstanceNorm1d"):
-        Private(nn.Sequential(nn.Linear(6, 8), tracking), PLAN)
+        Private(nn.Sequential(nn.Linear(6, 8), tracking), PLAN, cross_entropy)
 
 
 def test_hazard_07_batch_norm_set_to_training_inside_the_run_is_refused() -> None:
     model = HONEST["frozen batch norm"]()
-    private = Private(model, PLAN, seed=0)
-    lots = private.lots()
-    index = next(iter(next(lots).batches(32)))
-    private.backward(cross_entropy(model)(X[index], Y[index]))
-    private.step(torch.optim.SGD(model.parameters(), lr=0.1))
-    index = next(iter(next(lots).batches(32)))
-    model.train()
-    with pytest.raises(RuntimeError, match="BatchNorm1d at '1'"):
-        private.backward(cross_entropy(model)(X[index], Y[index]))
+    private = Private(model, PLAN, cross_entropy, data=(X, Y), seed=0)
+    for lot in private.lots():
+        if lot.step == 1:
+            model.train()
+            batch = next(iter(lot.batches(32)))
+            with pytest.raises(RuntimeError, match="BatchNorm1d at '1'"):
+                private.add(batch)
+            return
+        for batch in lot.batches(32):
+            private.add(batch)
+        private.step(torch.optim.SGD(model.parameters(), lr=0.1))
 
 
 class Memory(nn.Module):
@@ -124,32 +134,31 @@ def test_hazard_07_buffers_filled_by_the_forward_pass_are_refused(replace: bool)
     model = nn.Sequential(nn.Linear(6, 8), memory, nn.Linear(8, 3))
     before, tensor = memory.seen.clone(), memory.seen
     with pytest.raises(ValueError, match=r"buffer '1.seen' of Memory .*public_buffers"):
-        check(model, cross_entropy(model), X, Y, public_buffers=("1.calls",))
+        check(model, cross_entropy, X, Y, public_buffers=("1.calls",))
     assert memory.seen is tensor and torch.equal(memory.seen, before), "what the check changed was put back"
-    private = Private(model, PLAN, seed=0, public_buffers=("*.calls",))
-    index = next(iter(next(private.lots()).batches(32)))
-    with pytest.raises(RuntimeError, match=r"buffer '1.seen' of Memory"):
-        private.backward(cross_entropy(model)(X[index], Y[index]))
+    account = MemoryAccount(units=PRIVATE.units)
+    with pytest.raises(ValueError, match=r"buffer '1.seen' of Memory"):
+        Private(model, PRIVATE, cross_entropy, data=(X, Y), ledger=account, public_buffers=("*.calls",))
+    assert account.reserved == 0, "found before anything was charged"
 
 
 def test_hazard_07_counters_may_be_declared_public() -> None:
     model = nn.Sequential(nn.Linear(6, 8), Memory(mean=False), nn.Linear(8, 3))
     with pytest.raises(ValueError, match=r"buffer '1.calls' of Memory"):
-        check(model, cross_entropy(model), X, Y)
-    check(model, cross_entropy(model), X, Y, public_buffers=("1.calls",))
-    private = Private(model, PLAN, seed=0, public_buffers=("1.calls",))
+        check(model, cross_entropy, X, Y)
+    check(model, cross_entropy, X, Y, public_buffers=("1.calls",))
+    private = Private(model, PLAN, cross_entropy, seed=0, public_buffers=("1.calls",))
     for lot in private.lots():
-        for index in lot.batches(4):
-            private.backward(cross_entropy(model)(X[index], Y[index]))
+        for batch in lot.batches(4):
+            private.add(batch, X[batch.index], Y[batch.index])
         private.step(torch.optim.SGD(model.parameters(), lr=0.1))
+    with pytest.raises(ValueError, match=r"public_buffers has '1.cals', which matches no buffer"):
+        Private(model, PLAN, cross_entropy, data=(X, Y), public_buffers=("1.cals",))
 
 
-def contrastive(model: nn.Module) -> Callable[[Tensor, Tensor], Tensor]:
-    def losses(x: Tensor, y: Tensor) -> Tensor:
-        z = F.normalize(model(x), dim=1)
-        return F.cross_entropy(z @ z.T, torch.arange(len(x)), reduction="none")
-
-    return losses
+def contrastive(model: nn.Module, x: Tensor, y: Tensor) -> Tensor:
+    z = F.normalize(model(x), dim=1)
+    return F.cross_entropy(z @ z.T, torch.arange(len(x)), reduction="none")
 
 
 MIXING: dict[str, Callable[[], nn.Module]] = {
@@ -172,21 +181,21 @@ class _Centre(nn.Module):
 def test_hazard_08_a_forward_pass_that_mixes_examples_is_found(name: str) -> None:
     model = MIXING[name]()
     with pytest.raises((ValueError, RuntimeError), match="example"):
-        check(model, cross_entropy(model), X, Y)
+        check(model, cross_entropy, X, Y)
 
 
 def test_hazard_08_a_loss_that_couples_examples_is_found() -> None:
     model = nn.Linear(6, 4)
     with pytest.raises((ValueError, RuntimeError), match="example"):
-        check(model, contrastive(model), X, Y)
+        check(model, contrastive, X, Y)
     with pytest.raises(ValueError, match="replaced"):
-        check(model, lambda x, y: F.cross_entropy(model(x), y, reduction="none") * y.float().mean(), X, Y)
+        check(model, lambda model, x, y: F.cross_entropy(model(x), y, reduction="none") * y.float().mean(), X, Y)
 
 
 def test_hazard_08_gradients_that_depend_on_others_are_found_even_if_the_losses_do_not() -> None:
     model = nn.Linear(6, 3)
 
-    def hidden(x: Tensor, y: Tensor) -> Tensor:
+    def hidden(model: nn.Module, x: Tensor, y: Tensor) -> Tensor:
         out = model(x)
         strength = x.detach().mean()  # the value of out - out.detach() is zero, its gradient is not
         return F.cross_entropy(out, y, reduction="none") + strength * (out - out.detach()).sum(1)
@@ -198,13 +207,11 @@ def test_hazard_08_gradients_that_depend_on_others_are_found_even_if_the_losses_
 def test_hazard_30_terms_for_the_whole_batch_are_refused() -> None:
     model = HONEST["mlp"]()
     with pytest.raises(ValueError, match=r"got a scalar.*reduction='none'"):
-        check(model, lambda x, y: F.cross_entropy(model(x), y), X, Y)
+        check(model, lambda model, x, y: F.cross_entropy(model(x), y), X, Y)
     with pytest.raises((ValueError, RuntimeError), match="example"):
-        check(model, lambda x, y: cross_entropy(model)(x, y) + model(x).square().mean(), X, Y)
-    private = Private(model, PLAN, seed=0)
-    index = next(iter(next(private.lots()).batches(32)))
+        check(model, lambda model, x, y: cross_entropy(model, x, y) + model(x).square().mean(), X, Y)
     with pytest.raises(ValueError, match="got a scalar"):
-        private.backward(F.cross_entropy(model(X[index]), Y[index]))
+        Private(model, PLAN, lambda model, x, y: F.cross_entropy(model(x), y), data=(X, Y))
 
 
 def test_a_forward_pass_that_remembers_is_found() -> None:
@@ -216,35 +223,30 @@ def test_a_forward_pass_that_remembers_is_found() -> None:
         return out
 
     model = Residual(remember)
-    with pytest.raises(ValueError, match="remembers earlier batches"):
-        check(model, cross_entropy(model), X, Y)
+    with pytest.raises(ValueError, match="keeps state between calls"):
+        check(model, cross_entropy, X, Y)
 
 
 def test_parameters_without_use_are_named() -> None:
     model = Residual(lambda h: h)
     model.spare = nn.Linear(2, 2)
     with pytest.raises(ValueError, match=r"spare.weight, spare.bias.*requires_grad_\(False\)"):
-        check(model, cross_entropy(model), X, Y)
-    private = Private(model, PLAN, seed=0)
-    index = next(iter(next(private.lots()).batches(32)))
+        check(model, cross_entropy, X, Y)
     with pytest.raises(ValueError, match=r"spare\.weight"):
-        private.backward(cross_entropy(model)(X[index], Y[index]))
-    private = Private(model, PLAN, seed=0, selfcheck=False)
-    index = next(iter(next(private.lots()).batches(32)))
-    private.backward(cross_entropy(model)(X[index], Y[index]))
+        Private(model, PLAN, cross_entropy, data=(X, Y))
 
 
 def test_an_engine_that_is_wrong_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
-    right = selfcheck.clipped_sum
+    right = engine.clipped_sum
 
     def wrong(*args: object, **kwargs: object) -> BoundedSum:
         total = right(*args, **kwargs)  # type: ignore[arg-type]
         return BoundedSum({name: tensor * 1.01 for name, tensor in total.tensors.items()}, total.groups)
 
     model = HONEST["mlp"]()
-    monkeypatch.setattr(selfcheck, "clipped_sum", wrong)
+    monkeypatch.setattr(engine, "clipped_sum", wrong)
     with pytest.raises(ValueError, match="engine and a slow loop disagree for parameter"):
-        check(model, cross_entropy(model), X, Y)
+        check(model, cross_entropy, X, Y)
 
 
 @pytest.mark.parametrize("chosen", ["tf32", "bf16"])
@@ -255,7 +257,7 @@ def test_hardware_that_rounds_products_is_no_mistake_of_the_engine(chosen: str) 
     backends.mkldnn.matmul.fp32_precision = chosen
     try:
         model = nn.Sequential(nn.Linear(6, 300), nn.Tanh(), nn.Linear(300, 3))
-        check(model, cross_entropy(model), X, Y)
+        check(model, cross_entropy, X, Y)
         assert backends.mkldnn.matmul.fp32_precision == chosen, "the check leaves what was chosen"
     finally:
         backends.mkldnn.matmul.fp32_precision = before[0]
@@ -263,36 +265,41 @@ def test_hardware_that_rounds_products_is_no_mistake_of_the_engine(chosen: str) 
     assert after == before
 
 
-def test_the_captured_form_checks_itself_once() -> None:
+def test_the_check_comes_before_the_account_with_data_and_at_the_first_batch_without() -> None:
     model = MIXING["centred inputs"]()
-    losses = cross_entropy(model)
-    for wanted in (True, False):
-        private = Private(model, PLAN, seed=0, selfcheck=wanted)
-        captured = private.capture(losses)
-        index = next(iter(next(private.lots()).batches(32)))
-        if wanted:
-            with pytest.raises(ValueError, match="replaced"):
-                captured(X[index], Y[index])
-        else:
-            captured(X[index], Y[index])
-    calls = []
-    honest = HONEST["mlp"]()
-    private = Private(honest, PLAN, seed=0)
-    captured = private.capture(lambda x, y: calls.append(1) or cross_entropy(honest)(x, y))  # type: ignore[func-returns-value]
-    counts = []
-    for lot in private.lots():
-        for index, mask in lot.batches(32, pad=True):
-            captured(X[index], Y[index], mask=mask)
-        counts.append(len(calls))
-        private.step(torch.optim.SGD(honest.parameters(), lr=0.1))
-    assert counts == [4, 5, 6]
+    account = MemoryAccount(units=PRIVATE.units)
+    with pytest.raises(MixedExamples, match="replaced"):
+        Private(model, PRIVATE, cross_entropy, data=(X, Y), ledger=account)
+    assert account.reserved == 0
+    private = Private(model, PRIVATE, cross_entropy, ledger=account)
+    batch = next(iter(next(private.lots()).batches(32)))
+    for _ in range(2):  # and the batch is not used up by that
+        with pytest.raises(MixedExamples, match="replaced"):
+            private.add(batch, X[batch.index], Y[batch.index])
+
+
+def test_a_branch_that_later_batches_take_is_seen_at_lots_1_2_4_8() -> None:
+    model, calls = HONEST["mlp"](), []
+
+    def late(model: nn.Module, x: Tensor, y: Tensor) -> Tensor:
+        losses = cross_entropy(model, x, y)
+        return losses - losses.detach().mean() * model[0].weight.sum() if calls else losses
+
+    private = Private(model, plan(40), late, data=(X, Y), seed=0)
+    with pytest.raises(MixedExamples):
+        for lot in private.lots():
+            calls.extend([1] if lot.step == 9 else [])
+            for batch in lot.batches(32):
+                private.add(batch)
+            private.step(torch.optim.SGD(model.parameters(), lr=0.0))
+    assert private.steps_done == 16
 
 
 def test_messages_say_nothing_of_the_data() -> None:
     secret = torch.full((16, 6), 987654.0)
     model = MIXING["centred inputs"]()
     with pytest.raises(ValueError) as error:
-        check(model, cross_entropy(model), secret + torch.arange(16.0)[:, None], Y)
+        check(model, cross_entropy, secret + torch.arange(16.0)[:, None], Y)
     assert not re.search(r"98765|\d\.\d", str(error.value))
 
 
@@ -318,7 +325,7 @@ def test_replace_batchnorm_keeps_scale_and_shift_and_makes_the_model_trainable()
     assert isinstance(model.inner[0], nn.GroupNorm) and not model.inner[0].affine
     assert not list(model.buffers())
     x = torch.randn(4, 3, 8, 8)
-    check(model, lambda x: model(x).square().sum(1), x)
+    check(model, lambda model, x: model(x).square().sum(1), x)
     assert isinstance(replace_batchnorm(nn.BatchNorm1d(48)), nn.GroupNorm)
     alone, together = model(x[:1]), model(x)[:1]
     torch.testing.assert_close(alone, together)

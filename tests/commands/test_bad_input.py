@@ -14,11 +14,13 @@ import typer
 from support.command_line import call
 from torch import nn
 
-from hush import cli
 from hush.accounting import Budget, Gaussian
 from hush.clipping.clips import FlatClip
+from hush.commands import app as cli
+from hush.gradients.functional import per_example
 from hush.ledger import DataNotLinked, Ledger
-from hush.training import fit
+from hush.plan import Plan
+from hush.training import Run, fit
 
 GOOD = {
     "epsilon": "--rate 0.01 --noise 4 --steps 100 --delta 1e-5",
@@ -26,6 +28,8 @@ GOOD = {
     "noise": "--epsilon 2 --delta 1e-5 --rate 0.01 --steps 100",
     "steps": "--epsilon 2 --delta 1e-5 --rate 0.01 --noise 4",
     "compare": "--rate 0.1 --noise 4 --delta 1e-5 --epochs 2",
+    "plan": "--records 100 --epsilon 2 --delta 1e-5 --steps 10",
+    "tune": "tuned.py:trial --settings settings.toml --epsilon 2 --delta 1e-5 --out tuned",
     "train": "job.py:job --delta 1e-4 --device cpu",
     "report": "run",
     "ledger open": "fresh.hush --epsilon 3 --delta 1e-5",
@@ -42,8 +46,18 @@ def job():
     x = torch.randn(60, 3, generator=torch.Generator().manual_seed(0))
     model = torch.nn.Linear(3, 2)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.5)
-    return hush.Job(model=model, train_set=(x, (x.sum(1) > 0).long()), loss=torch.nn.functional.cross_entropy,
-                    optimizer=optimizer, lot_size=6, epochs=1, clip=hush.FlatClip(1.0))
+    losses_of = hush.per_example(torch.nn.functional.cross_entropy)
+    return hush.Job(model=model, data=(x, (x.sum(1) > 0).long()), losses_of=losses_of, optimizer=optimizer,
+                    lot_size=6, epochs=1, clip=hush.FlatClip(1.0))
+"""
+TUNED = """
+import hush
+from hush.tuning import Trial
+
+def trial(settings):
+    lots = hush.PoissonLots(examples=60, lot_size=60)
+    plan = hush.Plan(lots=lots, steps=1, clip=hush.FlatClip(1.0), noise_multiplier=1.0)
+    return Trial(plan=plan, train=lambda plan, folder: settings["score"])
 """
 NOT_NUMBERS = ["", "x", "nan", "-1", "inf", "-inf", "1e400", "0x10", "1,5", "\u202e7"]
 NOT_WHOLE = ["", "x", "nan", "-1", "1.5", "1e400", "9" * 5000, "\x1b[31m7", "None"]
@@ -125,13 +139,16 @@ def world(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, int]:
     """A folder with a run, a ledger with a refusal, a job, and things that are nothing of the kind."""
     place = tmp_path_factory.mktemp("world")
     (place / "job.py").write_text(JOB)
+    (place / "tuned.py").write_text(TUNED)
+    (place / "settings.toml").write_text("[[settings]]\nscore = 1\n[[settings]]\nscore = 2\n")
     (place / "garbage").write_bytes(bytes(range(256)) * 20)
     (place / "folder").mkdir()
     (place / "dangling").symlink_to(place / "elsewhere" / "gone.hush")
     x, model = torch.randn(60, 3), nn.Linear(3, 2)
-    fit(model, (x, (x.sum(1) > 0).long()), loss=nn.functional.cross_entropy,
-        optimizer=torch.optim.SGD(model.parameters(), lr=0.1), budget=Budget(epsilon=2.0, delta=1e-4), lot_size=6,
-        epochs=1, clip=FlatClip(1.0), progress=False, out=place / "run")  # fmt: skip
+    plan = Plan.for_budget(Budget(epsilon=2.0, delta=1e-4), examples=60, lot_size=6, epochs=1, clip=FlatClip(1.0))
+    data, losses_of = (x, (x.sum(1) > 0).long()), per_example(nn.functional.cross_entropy)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    fit(model, data, losses_of, optimizer, plan, run=Run(place / "run", progress=False))
     with Ledger(place / "data.hush", budget=Budget(epsilon=3.0, delta=1e-4)) as ledger:
         slices = {"budget": Budget(epsilon=1.0, delta=1e-5), "units": [(Gaussian(100.0), 3)]}
         ledger.open_account("first", data=torch.zeros(3), **slices)  # type: ignore[arg-type]

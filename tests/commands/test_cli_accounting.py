@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from hush.accounting import Allocated, Gaussian, Shuffled
-from hush.cli import main
 from hush.commands.accounting import run_event, steps_in
+from hush.commands.app import main
 
 GOLDEN = "--rate 0.01 --noise 4 --steps 10000 --delta 1e-5"
 
@@ -201,7 +201,7 @@ def test_help_shows_an_example_that_runs(capsys: pytest.CaptureFixture[str]) -> 
 def test_the_installed_command_starts_without_torch_and_leaves_no_traceback() -> None:
     """As a user runs it: a process of its own."""
     program = (
-        "import sys; from hush.cli import main\n"
+        "import sys; from hush.commands.app import main\n"
         "try: main(sys.argv[1:])\n"
         "finally: print('torch' in sys.modules, file=sys.stderr)"
     )

@@ -26,9 +26,9 @@ def job():
     y = torch.arange(300) % 2
     x = torch.randn(300, 4, generator=generator) + 2 * y[:, None]
     model = nn.Linear(4, 2)
-    return hush.Job(model=model, train_set=(x, y), loss=nn.functional.cross_entropy,
+    return hush.Job(model=model, data=(x, y), losses_of=hush.per_example(nn.functional.cross_entropy),
                     optimizer=torch.optim.SGD(model.parameters(), lr=0.5), lot_size=30, epochs=2,
-                    clip=hush.FlatClip(1.0), held_out=hush.HeldOut(data=(x[:50], y[:50])))
+                    clip=hush.FlatClip(1.0), held_out=hush.HeldOut(data=(x[:50] + 0.01, y[:50])))
 
 def number():
     return 7
@@ -61,9 +61,9 @@ def test_hazard_27_the_paper_recipe_is_clipped_noised_and_charged(
     capfd: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     seen = watch(monkeypatch)
-    found = recipes_of_train.choose("mnist", model="paper", epsilon=2.0, lot=60, epochs=3, clip=None)
+    found = recipe("mnist", model="paper", epsilon=2.0)
     code, out, err = call(
-        capfd, "train", "mnist", "--epsilon", 2, "--delta", 1e-5, "--lot", 60, "--epochs", 3, "--device", "cpu",
+        capfd, "train", "mnist", "--epsilon", 2, "--delta", 1e-5, "--lot-size", 60, "--epochs", 3, "--device", "cpu",
         "--out", tmp_path / "run", "--ledger", tmp_path / "mnist.hush", "--json",
     )  # fmt: skip
     assert code == 0, err
@@ -92,7 +92,7 @@ def test_the_best_recipe_trains(capfd: pytest.CaptureFixture[str]) -> None:
         "mnist",
         "--model",
         "best",
-        "--lot",
+        "--lot-size",
         200,
         "--epochs",
         5,
@@ -114,10 +114,10 @@ def test_records_that_settings_were_chosen_on_are_not_trained_on(monkeypatch: py
     monkeypatch.setattr(recipes_of_train.data, "load", lambda name: few)
     found = replace(recipe("fashion-mnist", model="best", epsilon=3.0), parts=("lines",), set_aside=20, lot_size=6)
     job = recipes_of_train.recipe_job("fashion-mnist", found=found, device="cpu")
-    x, y = job.train_set
-    assert len(x) == len(y) == len(job.fingerprint_of[0]) == 30 and job.steps == found.epochs * 30 // 6
+    x, y = job.data.data
+    assert len(x) == len(y) == len(job.data.fingerprint[0]) == 30 and job.steps == found.epochs * 30 // 6
     assert torch.equal(y, few.train_y[:30])
-    assert job.data_name == "the Fashion-MNIST training set less the last 20 records"
+    assert job.data.name == "the Fashion-MNIST training set less the last 20 records"
     assert recipe("fashion-mnist", model="best", epsilon=3.0).set_aside == 10_000
 
 
@@ -140,8 +140,8 @@ def test_a_job_of_ones_own(capfd: pytest.CaptureFixture[str], script: Path, tmp_
 
 def test_options_reach_the_run(capfd: pytest.CaptureFixture[str], script: Path) -> None:
     code, out, err = call(
-        capfd, "train", f"{script}:job", "--delta", 1e-4, "--lot", 60, "--epochs", 4, "--clip", 0.5, "--seed", 3,
-        "--batch", 16, "--reserve", 2, "--sampling", "shuffled", "--unsafe-diagnostics", "--device", "cpu",
+        capfd, "train", f"{script}:job", "--delta", 1e-4, "--lot-size", 60, "--epochs", 4, "--clip", 0.5, "--seed", 3,
+        "--batch-size", 16, "--reserve", 2, "--sampling", "shuffled", "--unsafe-diagnostics", "--device", "cpu",
     )  # fmt: skip
     assert code == 0, err
     for words in ("NOT PRIVATE", "FlatClip(bound=0.5)", "20 of 20 planned", "2 more in reserve", "batches of 16",
@@ -175,12 +175,14 @@ def test_mistakes_are_one_line_with_exit_status_2(
         ("train", "mnist", "--epsilon", -1): "epsilon must be a positive number",
         ("train", "mnist", "--model", "worst"): "no recipe",
         ("train", "mnist", "--device", "nonsense"): "cannot be used",
-        ("train", f"{script}:job", "--lot", 0): "--lot must lie in [1",
-        ("train", "mnist", "--lot", 0): "--lot must lie in [1",
-        ("train", "mnist", "--batch", 0): "--batch must lie in [1",
-        ("train", f"{script}:job", "--sampling", "cyclic"): "sampling must be",
+        ("train", f"{script}:job", "--lot-size", 0): "--lot-size must lie in [1",
+        ("train", "mnist", "--lot-size", 0): "--lot-size must lie in [1",
+        ("train", "mnist", "--batch-size", 0): "--batch-size must lie in [1",
+        ("train", f"{script}:job", "--sampling", "cyclic"): "sampling must be one of",
+        ("train", f"{script}:job", "--clip", "tight"): "--clip must be a number from 1e-12 to 1e12, or like",
+        ("train", f"{script}:job", "--noise-schedule", spoiled): "a file with a JSON list of numbers",
         ("train", f"{script}:job", "--resume"): "resume needs the folder",
-        ("train", f"{script}:job", "--tensorboard"): "give out=FOLDER",
+        ("train", f"{script}:job", "--tensorboard"): "give Run(FOLDER)",
         ("train", f"{script}:job", "--ledger", capped): "what the cap leaves",
         ("train", f"{script}:job", "--ledger", damaged): "hush:",
         ("report", tmp_path / "nothing"): "no folder",

@@ -10,7 +10,7 @@ import pytest
 import typer
 
 import hush
-from hush import cli
+from hush.commands import app as cli
 
 ROOT = Path(__file__).resolve().parents[2]
 PAGES = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").glob("*.md")])

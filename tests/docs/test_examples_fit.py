@@ -8,7 +8,7 @@ import pytest
 from support.watching import watch
 
 from hush.accounting import Budget, Gaussian, PoissonSampled, epsilon
-from hush.training import Conduct, Result, train
+from hush.training import Result, Run, fit
 
 EXAMPLE = Path(__file__).resolve().parents[2] / "examples" / "one_call.py"
 
@@ -46,7 +46,8 @@ def test_hazard_27_one_call(
 def test_hazard_27_the_job_of_the_example(monkeypatch: pytest.MonkeyPatch) -> None:
     seen = watch(monkeypatch)
     job = example().job(examples=4000, lot_size=400, epochs=2)
-    result = checked(train(job, Conduct(budget=Budget(epsilon=2.0, delta=1e-5), progress=False)))
+    plan, run = job.plan(Budget(epsilon=2.0, delta=1e-5)), Run(progress=False)
+    result = checked(fit(job.model, job.data, job.losses_of, job.optimizer, plan, held_out=job.held_out, run=run))
     noise = result.statement.plan.noise_multiplier
     assert isinstance(noise, float)
     seen.check(steps=20, noise=noise, clip=1.0)

@@ -19,7 +19,7 @@ from side_by_side import PER_LAYER
 from statements import figure4_lines
 
 from hush.accounting import Gaussian, PoissonSampled, moments, pld, renyi
-from hush.pca import dp_pca
+from hush.noise.pca import dp_pca
 from hush.randomness.streams import Key
 
 

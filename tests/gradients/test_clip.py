@@ -124,7 +124,7 @@ def test_hazard_12_counts_of_empty_and_bad_batches() -> None:
     full = clipped_sum(squares(net, (data,)), params, clip)
     total = empty + full + full
     assert total.count is not None and float(total.count.tensors["count"]) == 3.0
-    assert clip.updated(noised_count=3.0, expected_size=100).initial == pytest.approx(
+    assert clip.updated(noised_count=3.0, lot_size=100).initial == pytest.approx(
         1e6 * math.exp(-0.2 * (0.5 + 0.03 - 0.5))
     )
 
@@ -145,7 +145,7 @@ def test_quantile_clip_finds_the_quantile() -> None:
     clip = QuantileClip(initial=0.2, quantile=0.8)
     for _ in range(300):
         count = float((norms <= clip.initial).double().sum() - 500)
-        clip = clip.updated(noised_count=count, expected_size=1000)
+        clip = clip.updated(noised_count=count, lot_size=1000)
     assert clip.initial == pytest.approx(8.0, rel=0.05)
 
 

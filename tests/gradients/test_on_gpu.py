@@ -10,6 +10,7 @@ from torch.utils.checkpoint import checkpoint
 
 from hush.clipping.clips import FlatClip
 from hush.gradients.clipped import clipped_sum
+from hush.machine import Machine
 from hush.plan import Plan
 from hush.private import Private
 from hush.sampling.lots import PoissonLots
@@ -108,14 +109,14 @@ def test_replays_are_as_near_to_float64_as_the_gradient_of_pytorch(again: bool, 
     total = {name: values.sum(0) for name, values in exact.items()}
     gradients = torch.autograd.grad(losses_of(model, batch, half).sum(), list(params.values()))
     allowed = max(1e-5, 2 * relative(dict(zip(params, gradients, strict=True)), total))
-    plan = Plan(lots=PoissonLots(BATCH, BATCH), steps=4, clip=FlatClip(1e3), noise_multiplier=0.0)
-    private = Private(model, plan, selfcheck=False)
+    plan = Plan(lots=PoissonLots(examples=BATCH, lot_size=BATCH), steps=4, clip=FlatClip(1e3), noise_multiplier=0.0)
+    machine = Machine(compile=compile)
+    private = Private(model, plan, lambda model, *batch: losses_of(model, batch, half), machine=machine)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.0)
-    run = private.capture(lambda words, targets: losses_of(model, (words, targets), half), compile=compile)
     padded = [torch.cat([tensor, tensor[:2]]) for tensor in batch]  # two padding rows with contents
     for lot in private.lots():
-        for _ in lot.batches(BATCH + 2, pad=True):
-            run(*padded)
+        for ticket in lot.batches(BATCH + 2, pad=True):
+            private.add(ticket, *padded)
         private.step(optimizer)
         found = {name: param.grad * BATCH for name, param in params.items() if param.grad is not None}
         assert relative(found, total) <= allowed

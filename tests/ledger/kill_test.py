@@ -25,6 +25,7 @@ import torch
 
 from hush.accounting import Budget, Gaussian, epsilon
 from hush.clipping.clips import FlatClip
+from hush.gradients.functional import per_example
 from hush.ledger import BudgetExhausted, Ledger, checkpoints
 from hush.plan import Plan
 from hush.private import Private
@@ -71,7 +72,8 @@ def train_a_network(folder: Path) -> None:
     """The same with lots, gradients, noise and an optimizer: each noisy step is a release."""
     generator = torch.Generator().manual_seed(0)
     x, y = torch.randn(200, 8, generator=generator), torch.randint(0, 3, (200,), generator=generator)
-    lots = PoissonLots(examples=200, expected_size=20)
+    losses_of = per_example(torch.nn.functional.cross_entropy)
+    lots = PoissonLots(examples=200, lot_size=20)
     plan = Plan(lots=lots, steps=UNITS, clip=FlatClip(1.0), noise_multiplier=20.0)
     last = checkpoints.load(folder / "checkpoint") if checkpoints.exists(folder / "checkpoint") else None
     released = os.open(folder / "released", os.O_WRONLY | os.O_APPEND | os.O_CREAT)
@@ -82,19 +84,22 @@ def train_a_network(folder: Path) -> None:
                 account = ledger.resume_account(unfinished[0])
             else:
                 name = f"run{len(ledger.accounts())}"
-                account = ledger.open_account(name, budget=SLICE, units=plan.units, upfront=plan.spent, data=(x, y))
+                account = ledger.open_account(
+                    name, budget=SLICE, units=plan.units, upfront=plan.preprocessing, data=(x, y)
+                )
             model = torch.nn.Sequential(torch.nn.Linear(8, 16), torch.nn.Tanh(), torch.nn.Linear(16, 3))
             optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
-            private = Private(model, plan, account)
             if last is not None and last.facts["account"]["name"] == account.name:
                 model.load_state_dict(last.state["model"])
                 optimizer.load_state_dict(last.state["optimizer"])
-                private.load_state_dict(last.facts["private"])
+                private = Private.resume(last.facts["private"], model, losses_of, data=(x, y), ledger=account)
+            else:
+                private = Private(model, plan, losses_of, data=(x, y), ledger=account)
             total = last.facts["step"] if last else 0
             try:
                 for lot in private.lots():
-                    for index in lot.batches(16):
-                        private.backward(torch.nn.functional.cross_entropy(model(x[index]), y[index], reduction="none"))
+                    for batch in lot.batches(16):
+                        private.add(batch)
                     private.step(optimizer)
                     os.write(released, account.name.encode() + b"\n")
                     total += 1
@@ -109,7 +114,7 @@ def train_a_network(folder: Path) -> None:
                         checkpoints.save(folder / "checkpoint", last)
             except BudgetExhausted:
                 pass  # steps were lost in a crash: this run ends short
-            private.detach()
+            private.close()
 
 
 def child(folder: Path, run: Callable[[Path], None]) -> None:

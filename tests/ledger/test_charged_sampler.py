@@ -49,7 +49,7 @@ def indices(sampler: ChargedSampler, steps: int) -> list[list[int]]:
     return found
 
 
-@pytest.mark.parametrize("lots", [*KINDS, PoissonLots(10**6, 600)])
+@pytest.mark.parametrize("lots", [*KINDS, PoissonLots(examples=10**6, lot_size=600)])
 def test_hazard_22_a_run_that_resumes_inside_a_draw_gets_the_lots_it_would_have_had(lots: Lots) -> None:
     made = plan(lots=lots, steps=400)
     whole = indices(ChargedSampler(made, None, seed=5), 300)
@@ -62,7 +62,7 @@ def test_hazard_22_a_run_that_resumes_inside_a_draw_gets_the_lots_it_would_have_
 
 
 def test_lots_that_were_drawn_ahead_are_not_used_again_without_a_seed() -> None:
-    made = plan(lots=PoissonLots(10**6, 600), steps=400)
+    made = plan(lots=PoissonLots(examples=10**6, lot_size=600), steps=400)
     first = ChargedSampler(made, None, seed=None)
     indices(first, 3)
     state, ahead = first.state_dict(), indices(first, 5)
@@ -71,7 +71,14 @@ def test_lots_that_were_drawn_ahead_are_not_used_again_without_a_seed() -> None:
         assert not set(map(tuple, indices(other, 5))) & set(map(tuple, ahead))
 
 
-@pytest.mark.parametrize("lots", [PoissonLots(10**6, 600), AllocatedLots(6000, 60), ShuffledLots(6000, 60)])
+@pytest.mark.parametrize(
+    "lots",
+    [
+        PoissonLots(examples=10**6, lot_size=600),
+        AllocatedLots(examples=6000, lot_size=60),
+        ShuffledLots(examples=6000, lot_size=60),
+    ],
+)
 def test_a_forked_child_draws_lots_of_its_own(lots: Lots, monkeypatch: pytest.MonkeyPatch) -> None:
     made = plan(lots=lots, steps=400)
     sampler = ChargedSampler(made, None, seed=None)
@@ -102,14 +109,14 @@ def test_s2_a_run_is_not_copied_and_two_runs_on_one_account_get_different_units(
 def test_an_exhausted_account_hands_out_nothing() -> None:
     one = plan(steps=8)
     account = MemoryAccount(units=one.units, spent=5)
-    private = Private(network(), one, account, seed=0)
+    private = Private(network(), one, losses_of, ledger=account, seed=0)
     with pytest.raises(BudgetExhausted):
         train(private, torch.optim.SGD(private.model.parameters(), lr=0.1))
     assert private.steps_done == 3 and account.taken == 8
 
 
 def test_spent_follows_the_lots_and_the_plan_bounds_it() -> None:
-    private = Private(network(), plan(spent=Gaussian(5.0)), seed=0)
+    private = Private(network(), plan(preprocessing=Gaussian(5.0)), losses_of)
     optimizer = torch.optim.SGD(private.model.parameters(), lr=0.1)
     assert private.spent(delta=1e-5) == epsilon(Gaussian(5.0) * 1, delta=1e-5)
     for lot in private.lots():
@@ -117,29 +124,31 @@ def test_spent_follows_the_lots_and_the_plan_bounds_it() -> None:
         expected = epsilon(PoissonSampled(0.2, Gaussian(1.0)) * done + Gaussian(5.0), delta=1e-5)
         if done in (1, 5, 8):
             assert private.spent(delta=1e-5) == expected, "charged before the lot is used"
+        for batch in lot.batches(N):
+            private.add(batch, batch.index)
         private.step(optimizer)
     assert private.spent(delta=1e-5) == private.plan.epsilon(delta=1e-5)
 
 
 def test_a_ledger_by_path_by_object_and_by_account(tmp_path: Path) -> None:
-    made = plan(budget=Budget(epsilon=20.0, delta=1e-5), lots=ShuffledLots(N, L), steps=7)
+    made = plan(budget=Budget(epsilon=20.0, delta=1e-5), lots=ShuffledLots(examples=N, lot_size=L), steps=7)
     for name in "ab":
         Ledger(tmp_path / f"{name}.hush", create=True).close()
     for ledger in (tmp_path / "a.hush", str(tmp_path / "b.hush"), Ledger(tmp_path / "c.hush", create=True)):
-        private = Private(network(), made, ledger)
+        private = Private(network(), made, losses_of, ledger=ledger)
         train(private, torch.optim.SGD(private.model.parameters(), lr=0.1))
-        private.detach()
-        private.detach()
+        private.close()
+        private.close()
         (page,) = (ledger if isinstance(ledger, Ledger) else Ledger(ledger)).accounts()
         assert page.closed and page.spent == 2 and page.event(page.spent) == Shuffled(5, Gaussian(1.0)) * 2
         assert page.budget == Budget(epsilon=20.0, delta=1e-5)
-        with pytest.raises(RuntimeError, match="ended by detach"):
-            list(Private.lots(private)) if private.steps_done < 7 else next(iter(_again(private)))
+        with pytest.raises(RuntimeError, match="ended by close"):
+            next(_again(private))
     book = Ledger(tmp_path / "d.hush", create=True)
     account = book.open_account("mine", budget=made.budget, units=made.units)
-    assert Private(network(), made, account).account is account
+    assert Private(network(), made, losses_of, ledger=account).account is account
     with pytest.raises(ValueError, match="account holds 2 units and the plan 8"):
-        Private(network(), plan(), account)
+        Private(network(), plan(), losses_of, ledger=account)
 
 
 def _again(private: Private) -> Any:
@@ -149,47 +158,48 @@ def _again(private: Private) -> Any:
 
 def test_a_plan_made_for_no_budget_takes_what_it_costs(tmp_path: Path) -> None:
     with pytest.raises(LedgerMissing, match="create=True"):
-        Private(network(), plan(), tmp_path / "x.hush")
+        Private(network(), plan(), losses_of, ledger=tmp_path / "x.hush")
     Ledger(tmp_path / "x.hush", create=True).close()
-    private = Private(network(), plan(), tmp_path / "x.hush")
+    private = Private(network(), plan(), losses_of, ledger=tmp_path / "x.hush")
     (page,) = Ledger(tmp_path / "x.hush").accounts()
     assert page.budget is not None and page.budget.delta == 1e-5
     assert page.budget.epsilon == plan().epsilon(delta=1e-5).upper
-    private.detach()
+    private.close()
 
 
 def test_runs_without_noise_are_not_charged_and_say_so(tmp_path: Path) -> None:
     bare = plan(noise_multiplier=0.0)
-    private = Private(network(), bare)
-    assert not private.private and private.account is None
+    private = Private(network(), bare, losses_of)
+    assert not private.protects and private.account is None
     train(private, torch.optim.SGD(private.model.parameters(), lr=0.1))
     assert private.spent(delta=1e-5).upper == math.inf
     with pytest.raises(ValueError, match="NOT PRIVATE"):
-        Private(network(), bare, tmp_path / "x.hush")
+        Private(network(), bare, losses_of, ledger=tmp_path / "x.hush")
     assert not (tmp_path / "x.hush").exists()
-    assert not Private(network(), plan(), seed=0).private
-    assert Private(network(), plan()).private
+    assert not Private(network(), plan(), losses_of, seed=0).protects
+    assert Private(network(), plan(), losses_of, seed=0).spent(delta=1e-5).lower == math.inf
+    assert Private(network(), plan(), losses_of).protects
     with pytest.raises(ValueError, match="is infinite"):
-        Private(network(), plan(clip=FlatClip(math.inf)))
+        Private(network(), plan(clip=FlatClip(math.inf)), losses_of)
 
 
 # Whatever happens in the loop ------------------------------------------------------------------------------------
 
 
 def test_hazard_20_a_forgotten_step_is_an_error() -> None:
-    private = Private(network(), plan(), seed=0)
+    private = Private(network(), plan(), losses_of, seed=0)
     optimizer = torch.optim.SGD(private.model.parameters(), lr=0.1)
     with pytest.raises(RuntimeError, match="lot 0 was charged but not used"):
         for lot in private.lots():
-            for index in lot.batches(4):
-                private.backward(losses_of(private.model, index))
+            for batch in lot.batches(4):
+                private.add(batch, batch.index)
     with pytest.raises(RuntimeError, match="lot 0 was charged but not used"):
         next(private.lots())
     private.step(optimizer)
     with pytest.raises(RuntimeError, match="step needs an open lot"):
         private.step(optimizer)
-    with pytest.raises(RuntimeError, match="backward needs an open lot"):
-        private.backward(losses_of(private.model, torch.arange(3)))
+    with pytest.raises(RuntimeError, match="add needs an open lot"):
+        private.add(batch, batch.index)
 
 
 class Oops(Exception):
@@ -203,7 +213,11 @@ def test_hazard_20_every_update_has_one_charge_and_one_noise(seed: int) -> None:
     model = network()
     account = MemoryAccount(units=plan(steps=25).units)
     private = Private(
-        model, plan(steps=25, noise_multiplier=100.0), MemoryAccount(units=plan(steps=25).units), seed=seed
+        model,
+        plan(steps=25, noise_multiplier=100.0),
+        losses_of,
+        ledger=MemoryAccount(units=plan(steps=25).units),
+        seed=seed,
     )
     private._course.account = account
     updates, charged_at_update, seen_noise = 0, [], []
@@ -223,15 +237,15 @@ def test_hazard_20_every_update_has_one_charge_and_one_noise(seed: int) -> None:
     while private.steps_done < 25:
         try:
             for lot in private.lots():
-                for index in lot.batches(4):
+                for batch in lot.batches(4):
                     if trouble():
                         raise Oops
                     if trouble():
                         continue
-                    losses = losses_of(model, index)
                     if trouble():
-                        raise Oops
-                    private.backward(losses)
+                        private.skip(batch)
+                        continue
+                    private.add(batch, batch.index)
                 if trouble():
                     continue
                 if trouble():
@@ -240,7 +254,7 @@ def test_hazard_20_every_update_has_one_charge_and_one_noise(seed: int) -> None:
         except Oops:
             pass
         except RuntimeError as error:
-            assert "charged but not used" in str(error)
+            assert "charged but not used" in str(error) or "were not added" in str(error)
         if private._lot is not None:
             private.abandon() if chance.random() < 0.5 else _finish(private, optimizer)
     assert len(set(charged_at_update)) == updates <= account.taken == 25
@@ -250,6 +264,10 @@ def test_hazard_20_every_update_has_one_charge_and_one_noise(seed: int) -> None:
 
 
 def _finish(private: Private, optimizer: torch.optim.Optimizer) -> None:
+    lot = private._open_lot("test")
+    private.restart()
+    for batch in lot.batches(4):
+        private.add(batch, batch.index)
     try:
         private.step(optimizer)
     except Oops:
@@ -258,16 +276,16 @@ def _finish(private: Private, optimizer: torch.optim.Optimizer) -> None:
 
 def test_hazard_19_an_example_is_used_once_in_a_step() -> None:
     model = network()
-    private = Private(model, plan(lots=PoissonLots(N, N), noise_multiplier=0.0), seed=0)
+    private = Private(model, plan(lots=PoissonLots(examples=N, lot_size=N), noise_multiplier=0.0), losses_of, seed=0)
     for lot in private.lots():
-        for index in lot.batches(10):
-            with pytest.raises(ValueError, match=r"shape \(10,\).* got \(5,\)"):
-                private.backward(losses_of(model, index[:5]))
-            private.backward(losses_of(model, index))
+        for batch in lot.batches(10):
+            with pytest.raises(ValueError, match=r"expected inputs of 10 rows, one for each of the batch, got 5"):
+                private.add(batch, batch.index[:5])
+            private.add(batch, batch.index)
             with pytest.raises(RuntimeError, match="would count its examples twice"):
-                private.backward(losses_of(model, index))
-        with pytest.raises(RuntimeError, match="would count its examples twice"):
-            private.backward(losses_of(model, torch.arange(10)))
+                private.add(batch, batch.index)
+        with pytest.raises(TypeError, match=r"expected a batch of lot.batches"):
+            private.add(torch.arange(10), torch.arange(10))
         with pytest.raises(RuntimeError, match="already handed out"):
             lot.batches(10)
         private.abandon()
@@ -278,14 +296,14 @@ def test_restart_forgets_what_was_added() -> None:
     results = []
     for again in (False, True):
         model = network()
-        private = Private(model, plan(steps=3), seed=0)
+        private = Private(model, plan(steps=3), losses_of, seed=0)
         for lot in private.lots():
             if again:
-                for index in lot.batches(2):
-                    private.backward(losses_of(model, index))
+                for batch in lot.batches(2):
+                    private.add(batch, batch.index)
                 private.restart()
-            for index in lot.batches(4):
-                private.backward(losses_of(model, index))
+            for batch in lot.batches(4):
+                private.add(batch, batch.index)
             private.step(torch.optim.SGD(model.parameters(), lr=0.1))
         results.append(weights(model))
     assert torch.equal(*results)

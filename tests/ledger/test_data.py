@@ -100,7 +100,7 @@ def test_neighbouring_fields_do_not_run_together():
 
 def test_the_fingerprint_is_keyed_and_never_printed(tmp_path, capsys):
     """A plain hash would tell anybody who guesses the data that the guess is right."""
-    from hush.cli import main
+    from hush.commands.app import main
 
     marks = []
     for name in "ab":

@@ -8,7 +8,7 @@ import sqlite3
 import pytest
 
 from hush.accounting import Budget, Gaussian
-from hush.cli import main
+from hush.commands.app import main
 from hush.ledger import (
     Head,
     Ledger,

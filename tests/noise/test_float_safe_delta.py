@@ -16,11 +16,15 @@ from hush.plan import Plan
 from hush.private import Private
 from hush.sampling.lots import PoissonLots
 
-LOTS = PoissonLots(1000, 100)
+LOTS = PoissonLots(examples=1000, lot_size=100)
 
 
 def plan(**more: object) -> Plan:
     return Plan(lots=LOTS, steps=20, clip=FlatClip(1.0), noise_multiplier=1.0, **more)  # type: ignore[arg-type]
+
+
+def losses_of(model: nn.Module, x: torch.Tensor) -> torch.Tensor:
+    return model(x).square().sum(1)
 
 
 def spend_all(private: Private) -> None:
@@ -37,7 +41,7 @@ def coarse(monkeypatch: pytest.MonkeyPatch) -> float:
 
 def test_spent_includes_it(coarse: float) -> None:
     model = nn.Linear(5, 1)
-    exact, inexact = Private(model, plan()), Private(model, plan(), noise="discrete")
+    exact, inexact = Private(model, plan(), losses_of), Private(model, plan(noise="float_safe"), losses_of)
     assert exact.distance == 0 and inexact.distance == pytest.approx(coarse)
     for private in (exact, inexact):
         spend_all(private)
@@ -51,12 +55,12 @@ def test_all_that_may_be_released_is_counted() -> None:
     """Frozen parameters, which may be trained later, and the number of an adaptive clip in each step."""
     model = nn.Sequential(nn.Linear(5, 3), nn.Linear(3, 1))
     model[0].requires_grad_(False)
-    assert Private(model, plan(), noise="discrete").distance == 20 * (18 + 4 + 1) * 2.0**-112
+    assert Private(model, plan(noise="float_safe"), losses_of).distance == 20 * (18 + 4 + 1) * 2.0**-112
 
 
 def test_at_its_real_size_it_is_counted_and_costs_nothing() -> None:
     model = nn.Linear(5, 1)
-    private = Private(model, plan(), noise="discrete")
+    private = Private(model, plan(noise="float_safe"), losses_of)
     assert private.distance == 20 * 7 * 2.0**-112
     spend_all(private)
     assert plan().epsilon(delta=1e-5).upper < private.spent(delta=1e-5).upper < plan().epsilon(delta=1e-5).upper + 1e-7
@@ -64,19 +68,20 @@ def test_at_its_real_size_it_is_counted_and_costs_nothing() -> None:
 
 def test_a_budget_without_room_is_refused_before_anything_is_charged(coarse: float, tmp_path: Path) -> None:
     model = nn.Linear(5, 1)
-    tight = plan(budget=Budget(epsilon=plan().epsilon(delta=1e-5).upper, delta=1e-5))
+    budget = Budget(epsilon=plan().epsilon(delta=1e-5).upper, delta=1e-5)
     Ledger(tmp_path / "book.hush", create=True).close()
     for ledger in (None, tmp_path / "book.hush"):
         with pytest.raises(ValueError, match="slightly smaller"):
-            Private(model, tight, ledger, noise="discrete")
+            Private(model, plan(budget=budget, noise="float_safe"), losses_of, ledger=ledger)
     assert not Ledger(tmp_path / "book.hush").accounts()
-    Private(model, tight, noise="gaussian")
+    Private(model, plan(budget=budget), losses_of)
 
 
 def test_an_account_takes_the_slice_with_it(coarse: float, tmp_path: Path) -> None:
     """A plan without a budget takes what it costs: the ledger's record is true of the noise that is drawn."""
-    private = Private(nn.Linear(5, 1), plan(), Ledger(tmp_path / "book.hush", create=True), noise="discrete")
-    private.detach()
+    book = Ledger(tmp_path / "book.hush", create=True)
+    private = Private(nn.Linear(5, 1), plan(noise="float_safe"), losses_of, ledger=book)
+    private.close()
     (page,) = Ledger(tmp_path / "book.hush").accounts()
     assert page.budget is not None
     accounted = hush.accounting.delta(plan().event, epsilon=page.budget.epsilon).upper
@@ -89,13 +94,16 @@ def test_the_statement_of_fit_includes_it() -> None:
     result = hush.fit(
         model,
         (x, torch.zeros(400, dtype=torch.long)),
-        loss=nn.functional.cross_entropy,
-        optimizer=torch.optim.SGD(model.parameters(), lr=0.1),
-        budget=Budget(epsilon=4.0, delta=1e-4),
-        lot_size=40,
-        epochs=1,
-        clip=FlatClip(1.0),
-        noise="discrete",
+        hush.per_example(nn.functional.cross_entropy),
+        torch.optim.SGD(model.parameters(), lr=0.1),
+        Plan.for_budget(
+            Budget(epsilon=4.0, delta=1e-4),
+            examples=400,
+            lot_size=40,
+            epochs=1,
+            clip=FlatClip(1.0),
+            noise="float_safe",
+        ),
     )
     distance = result.statement.facts["distance"]
     assert distance == pytest.approx(2.0**-112 * 13 * (result.statement.plan.steps + result.statement.plan.reserve))

@@ -17,9 +17,9 @@ pytestmark = pytest.mark.filterwarnings("ignore:This process .* is multi-threade
 
 @pytest.mark.parametrize("stuck", [False, True], ids=["restored snapshots", "an operating system that repeats itself"])
 def test_hazard_38_no_noise_is_released_twice(stuck: bool) -> None:
-    worlds = [history(seed, steps=25, stuck=stuck) for seed in range(4)]
+    worlds = [history(seed, steps=25, stuck=stuck) for seed in range(6)]
     assert sum(len(world.seen) for world in worlds) > 100
-    assert sum(world.refused for world in worlds) < 30
+    assert sum(world.refused for world in worlds) < 50
 
 
 @pytest.mark.long

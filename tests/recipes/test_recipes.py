@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from hush.clipping.clips import FlatClip
-from hush.pca import ProjectionLayer, dp_pca
+from hush.noise.pca import ProjectionLayer, dp_pca
 from hush.randomness.streams import Key
 from hush.recipes import data
 from hush.recipes.mnist import BEST, PAPER, Recipe, recipe

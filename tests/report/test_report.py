@@ -9,9 +9,10 @@ from support.small_fit import BUDGET, blobs, run
 
 from hush.accounting import Budget, Gaussian, PoissonSampled, compose, epsilon, grouped, renyi, rounded_up
 from hush.ledger import Ledger, LedgerError
+from hush.plan import PrivatePreprocessing
 from hush.report import read_statement, write_report
 from hush.report.plots import ticks
-from hush.training import HeldOut, Upfront
+from hush.training import About, HeldOut
 
 
 @pytest.fixture(scope="module")
@@ -21,10 +22,10 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     run(
         out=place,
         reserve=5,
-        upfront=Upfront(name="DP-PCA", event=Gaussian(4.0), run=lambda: Gaussian(4.0)),
+        preprocessing=PrivatePreprocessing(name="DP-PCA", event=Gaussian(4.0), run=lambda: Gaussian(4.0)),
         held_out=HeldOut(data=blobs(100, seed=1), name="the clinic's test set"),
-        data_name="the clinic's records",
-        settings_from="on public data",
+        name="the clinic's records",
+        about=About(settings_from="on public data"),
     )
     return place
 

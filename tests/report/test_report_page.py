@@ -11,7 +11,8 @@ import pytest
 from support.small_fit import blobs, run
 
 from hush.accounting import Gaussian
-from hush.training import HeldOut, Upfront
+from hush.plan import PrivatePreprocessing
+from hush.training import HeldOut
 
 BROWSER = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
 needs_browser = pytest.mark.skipif(BROWSER is None, reason="no Chromium on this machine: the page was not looked at")
@@ -25,9 +26,9 @@ def page(tmp_path_factory: pytest.TempPathFactory) -> Path:
     result = run(
         out=place,
         epochs=4,
-        upfront=Upfront(name="DP-PCA", event=Gaussian(4.0), run=lambda: Gaussian(4.0)),
+        preprocessing=PrivatePreprocessing(name="DP-PCA", event=Gaussian(4.0), run=lambda: Gaussian(4.0)),
         held_out=HeldOut(data=blobs(100, seed=1), public=True),
-        data_name=name,
+        name=name,
     )
     assert result.report is not None
     return result.report.html

@@ -19,7 +19,7 @@ from torch.utils.data import (
 )
 
 from hush.sampling.loader import Loader
-from hush.sampling.lots import Lot
+from hush.sampling.lot import Lot
 
 X, Y = torch.arange(40.0).view(20, 2), torch.arange(20)
 INDICES = np.array([1, 4, 5, 11, 19])
@@ -54,17 +54,24 @@ def memory_map(folder: Path) -> np.ndarray:
     return np.load(path, mmap_mode="r")
 
 
+def loaded(loader: Loader, indices: np.ndarray, size: int, *, pad: bool = False) -> list[object]:
+    """What the batches of a lot hold."""
+    lot = Lot(0, indices)
+    lot.read_with(loader, pad=pad)
+    return [loader.of_batch(batch) for batch in lot.batches(size)]
+
+
 def test_tuples_dicts_and_single_arrays_keep_their_structure(tmp_path: Path) -> None:
     for x in (X, X.numpy(), memory_map(tmp_path)):
-        batches = list(Loader((x, Y.numpy())).batches(Lot(0, INDICES), 2))
+        batches = loaded(Loader((x, Y.numpy())), INDICES, 2)
         assert [len(b[0]) for b in batches] == [2, 2, 1]
         assert torch.equal(torch.cat([b[0] for b in batches]), X[INDICES])
         assert torch.equal(torch.cat([b[1] for b in batches]), Y[INDICES])
-    (batch,) = Loader({"x": X, "y": Y}).batches(Lot(0, INDICES), 5)
+    (batch,) = loaded(Loader({"x": X, "y": Y}), INDICES, 5)
     assert torch.equal(batch["x"], X[INDICES]) and torch.equal(batch["y"], Y[INDICES])
-    (alone,) = Loader(X).batches(Lot(0, INDICES), 5)
+    (alone,) = loaded(Loader(X), INDICES, 5)
     assert torch.equal(alone, X[INDICES])
-    (pair,) = Loader(TensorDataset(X, Y)).batches(Lot(0, INDICES), 5)
+    (pair,) = loaded(Loader(TensorDataset(X, Y), workers=2), INDICES, 5)
     assert torch.equal(pair[1], Y[INDICES])
 
 
@@ -72,33 +79,30 @@ def test_tuples_dicts_and_single_arrays_keep_their_structure(tmp_path: Path) -> 
 def test_datasets_are_collated_in_the_order_of_the_lot(workers: int) -> None:
     loader = Loader(Words(), collate=pad_words, workers=workers)
     for step in range(3):  # the same processes serve one lot after another
-        lot = Lot(step, INDICES + step - 1)
-        seen = list(loader.batches(lot, 2))
+        seen = loaded(loader, INDICES + step - 1, 2)
         assert torch.cat([b["label"] for b in seen]).tolist() == (INDICES + step - 1).tolist()
-    assert list(loader.batches(Lot(3, INDICES[:0]), 2)) == []
-    for batch in loader.batches(Lot(4, INDICES), 2):  # a loop left early leaves nothing behind for the next lot
-        assert batch["label"].tolist() == [1, 4]
+    assert loaded(loader, INDICES[:0], 2) == []
+    lot = Lot(4, INDICES)
+    lot.read_with(loader, pad=False)
+    for batch in lot.batches(2):  # a loop left early leaves nothing behind for the next lot
+        assert loader.of_batch(batch)["label"].tolist() == [1, 4]
         break
-    assert [b["label"].tolist() for b in loader.batches(Lot(5, INDICES[2:]), 3)] == [[5, 11, 19]]
+    assert [b["label"].tolist() for b in loaded(loader, INDICES[2:], 3)] == [[5, 11, 19]]
+    lot = Lot(5, INDICES)
+    lot.read_with(loader, pad=False)
+    kept = list(lot.batches(2))  # what was read ahead is gone by now, and read again
+    assert [loader.of_batch(batch)["label"].tolist() for batch in kept] == [[1, 4], [5, 11], [19]]
 
 
-def test_padding_has_fixed_shape_and_spills() -> None:
+def test_padding_has_fixed_shape_and_repeats_a_real_row() -> None:
     for loader in (Loader((X, Y)), Loader(Squares())):
-        seen = list(loader.padded(Lot(0, INDICES), 4))
-        assert [batch.mask.tolist() for batch in seen] == [[True] * 4, [True, False, False, False]]
-        assert all(data[0].shape == (4, 2) for data, _ in seen)
-        assert torch.cat([data[1][mask] for data, mask in seen]).tolist() == INDICES.tolist()
-        assert list(loader.padded(Lot(0, INDICES[:0]), 4)) == []
+        seen = loaded(loader, INDICES, 4, pad=True)
+        assert all(x.shape == (4, 2) for x, _ in seen)
+        assert torch.cat([y for _, y in seen]).tolist() == [1, 4, 5, 11, 19, 19, 19, 19]
+        assert loaded(loader, INDICES[:0], 4, pad=True) == []
     words = Loader([{"text": "a"}, {"text": "b"}])
-    with pytest.raises(TypeError, match="padding needs batches of tensors with 2 rows each, got str"):
-        list(words.padded(Lot(0, np.array([0, 1])), 4))
-
-
-def test_hazard_19_a_loader_hands_out_a_lot_once() -> None:
-    lot = Lot(3, INDICES)
-    list(Loader(X).batches(lot, 2))
-    with pytest.raises(RuntimeError, match="lot 3 were already handed out"):
-        Loader(X).batches(lot, 2)
+    with pytest.raises(TypeError, match="padding needs batches of tensors with one row for each example, got str"):
+        loaded(words, np.array([0, 1]), 4, pad=True)
 
 
 DATA = TensorDataset(X, Y)
@@ -137,5 +141,5 @@ def test_hazard_04_samplers_and_streams_are_refused_by_name() -> None:
         Loader({1, 2})
     with pytest.raises(ValueError, match=r"lengths \[3, 20\]"):
         Loader((X, Y[:3]))
-    with pytest.raises(ValueError, match="collate and workers are for datasets"):
-        Loader(X, workers=2)
+    with pytest.raises(ValueError, match="collate is for datasets of single examples"):
+        Loader(X, collate=pad_words)

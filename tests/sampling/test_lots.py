@@ -16,7 +16,8 @@ from scipy import stats
 from hush.accounting.events import Allocated, Gaussian, PoissonSampled, Shuffled
 from hush.randomness.streams import Key
 from hush.sampling.draws import _binomial_table, permutation, subsets
-from hush.sampling.lots import AllocatedLots, Lot, Lots, PoissonLots, ShuffledLots, from_dict
+from hush.sampling.lot import Lot
+from hush.sampling.lots import AllocatedLots, Lots, PoissonLots, ShuffledLots, from_dict
 
 
 def draws(lots: Lots, count: int, seed: int = 0) -> list[list[np.ndarray]]:
@@ -43,7 +44,7 @@ def fits(observed: Counter, expected: dict, count: int) -> bool:
 @pytest.mark.parametrize(("examples", "size"), [(5, 1), (5, 2), (6, 4), (4, 4)])
 def test_poisson_lots_have_the_law_of_independent_coins(examples: int, size: int) -> None:
     count, rate = 20_000, size / examples
-    seen = Counter(tuple(lot.tolist()) for (lot,) in draws(PoissonLots(examples, size), count))
+    seen = Counter(tuple(lot.tolist()) for (lot,) in draws(PoissonLots(examples=examples, lot_size=size), count))
     law = {
         tuple(i for i, coin in enumerate(coins) if coin): rate ** sum(coins) * (1 - rate) ** (examples - sum(coins))
         for coins in product((0, 1), repeat=examples)
@@ -81,7 +82,7 @@ def test_binomial_sizes_at_large_numbers_follow_scipy() -> None:
 
 @pytest.mark.timing
 def test_a_billion_examples_take_milliseconds() -> None:
-    lots, key = PoissonLots(10**9, 1000), Key.from_seed(0)
+    lots, key = PoissonLots(examples=10**9, lot_size=1000), Key.from_seed(0)
     lots.draw(key.stream("first"))
     times = []
     for step in range(20):
@@ -96,13 +97,13 @@ def test_a_billion_examples_take_milliseconds() -> None:
 
 def test_a_draw_is_bounded_in_memory_and_number() -> None:
     for size, together in ((1, 128), (6, 128), (600, 109), (1000, 65), (1 << 16, 1), (10**6, 1)):
-        assert PoissonLots(10**6, size).units_per_draw == together
+        assert PoissonLots(examples=10**6, lot_size=size).units_per_draw == together
 
 
 def test_rate_is_never_rounded_down() -> None:
     for examples in range(1, 400):
         for size in {1, examples // 3 or 1, examples}:
-            lots = PoissonLots(examples, size)
+            lots = PoissonLots(examples=examples, lot_size=size)
             assert (
                 Fraction(size, examples) <= Fraction(lots.rate) <= Fraction(size, examples) * (1 + Fraction(1, 2**50))
             )
@@ -155,7 +156,7 @@ def test_allocated_lots_have_the_law_of_balls_into_bins() -> None:
 
 
 def test_shuffled_lots_are_uniform_permutations_cut_into_lots() -> None:
-    lots, count = ShuffledLots(examples=4, size=3), 6_000
+    lots, count = ShuffledLots(examples=4, lot_size=3), 6_000
     seen: Counter = Counter()
     for epoch in draws(lots, count):
         assert [len(lot) for lot in epoch] == [3, 1]
@@ -176,7 +177,11 @@ def test_equal_keys_are_drawn_again() -> None:
 
 
 def test_draws_repeat_for_a_seed_and_differ_between_units() -> None:
-    for lots in (PoissonLots(100, 30), AllocatedLots(100, 30), ShuffledLots(100, 30)):
+    for lots in (
+        PoissonLots(examples=100, lot_size=30),
+        AllocatedLots(examples=100, lot_size=30),
+        ShuffledLots(examples=100, lot_size=30),
+    ):
         one, two = draws(lots, 2, seed=5), draws(lots, 2, seed=5)
         assert all(np.array_equal(a, b) for x, y in zip(one, two, strict=True) for a, b in zip(x, y, strict=True))
         assert not np.array_equal(one[0][0], one[1][0])
@@ -186,28 +191,36 @@ def test_draws_repeat_for_a_seed_and_differ_between_units() -> None:
 
 
 def test_hazard_03_each_way_of_drawing_has_its_own_event() -> None:
-    assert PoissonLots(1000, 10).units(50, 2.0) == ((PoissonSampled(0.01, Gaussian(2.0)), 50),)
-    assert AllocatedLots(1000, 10).units(250, 2.0) == ((Allocated(100, Gaussian(2.0)), 3),)
-    assert ShuffledLots(1000, 10).units(250, 2.0) == ((Shuffled(100, Gaussian(2.0)), 3),)
+    assert PoissonLots(examples=1000, lot_size=10).units(50, 2.0) == ((PoissonSampled(0.01, Gaussian(2.0)), 50),)
+    assert AllocatedLots(examples=1000, lot_size=10).units(250, 2.0) == ((Allocated(100, Gaussian(2.0)), 3),)
+    assert ShuffledLots(examples=1000, lot_size=10).units(250, 2.0) == ((Shuffled(100, Gaussian(2.0)), 3),)
 
 
 def test_units_with_a_schedule_keep_their_order_and_take_the_smallest_noise_of_an_epoch() -> None:
     g = {s: PoissonSampled(0.1, Gaussian(s)) for s in (1.0, 2.0)}
-    assert PoissonLots(10, 1).units(5, (1.0, 1.0, 2.0, 1.0, 1.0)) == ((g[1.0], 2), (g[2.0], 1), (g[1.0], 2))
-    assert ShuffledLots(10, 5).units(4, (3.0, 2.0, 4.0, 5.0)) == (
+    assert PoissonLots(examples=10, lot_size=1).units(5, (1.0, 1.0, 2.0, 1.0, 1.0)) == (
+        (g[1.0], 2),
+        (g[2.0], 1),
+        (g[1.0], 2),
+    )
+    assert ShuffledLots(examples=10, lot_size=5).units(4, (3.0, 2.0, 4.0, 5.0)) == (
         (Shuffled(2, Gaussian(2.0)), 1),
         (Shuffled(2, Gaussian(4.0)), 1),
     )
-    assert PoissonLots(10, 1).units(0, 1.0) == ()
+    assert PoissonLots(examples=10, lot_size=1).units(0, 1.0) == ()
 
 
 def test_hazard_18_steps_are_whole_numbers_for_every_dataset_size() -> None:
     for n in range(1, 10_001):
         size = 1 + (n - 1) // 93
-        lots = (PoissonLots(n, size), AllocatedLots(n, size), ShuffledLots(n, size))
+        lots = (
+            PoissonLots(examples=n, lot_size=size),
+            AllocatedLots(examples=n, lot_size=size),
+            ShuffledLots(examples=n, lot_size=size),
+        )
         for one in lots:
             assert one.steps_per_epoch == (n + size - 1) // size
-        assert PoissonLots(n, 1).steps_per_epoch == n
+        assert PoissonLots(examples=n, lot_size=1).steps_per_epoch == n
         planned = 3 * n
         assert sum(count for _, count in lots[0].units(planned, 1.0)) == planned
         for epochs in lots[1:]:
@@ -218,12 +231,21 @@ def test_hazard_18_steps_are_whole_numbers_for_every_dataset_size() -> None:
 @pytest.mark.parametrize("examples", [1, 7, 93, 100])
 def test_hazard_18_drawn_units_have_the_planned_number_of_lots(examples: int) -> None:
     for size in range(1, examples + 1, 3):
-        for lots in (PoissonLots(examples, size), AllocatedLots(examples, size), ShuffledLots(examples, size)):
+        for lots in (
+            PoissonLots(examples=examples, lot_size=size),
+            AllocatedLots(examples=examples, lot_size=size),
+            ShuffledLots(examples=examples, lot_size=size),
+        ):
             assert all(len(unit) == lots.steps_per_unit for unit in draws(lots, 2))
 
 
 def test_lots_as_json_values() -> None:
-    for lots in (PoissonLots(10, 3), AllocatedLots(10, 3), AllocatedLots(10, steps_per_epoch=7), ShuffledLots(10, 3)):
+    for lots in (
+        PoissonLots(examples=10, lot_size=3),
+        AllocatedLots(examples=10, lot_size=3),
+        AllocatedLots(examples=10, steps_per_epoch=7),
+        ShuffledLots(examples=10, lot_size=3),
+    ):
         assert from_dict(lots.to_dict()) == lots
     with pytest.raises(ValueError, match="expected one of PoissonLots, AllocatedLots, ShuffledLots; got 'Weighted'"):
         from_dict({"kind": "Weighted"})
@@ -233,9 +255,9 @@ def test_lots_as_json_values() -> None:
 def test_sizes_that_make_no_sense_are_refused(make: type[Lots]) -> None:
     for examples, size in ((0, 1), (10, 11), (10, 2.5), (True, 1), (10, -1)):
         with pytest.raises(ValueError, match="must be"):
-            make(examples, size)
+            make(examples=examples, lot_size=size)
     with pytest.raises(ValueError, match="one of the two"):
-        AllocatedLots(100, expected_size=10, steps_per_epoch=3)
+        AllocatedLots(examples=100, lot_size=10, steps_per_epoch=3)
 
 
 # Batches of a lot ------------------------------------------------------------------------------------------------
@@ -246,12 +268,15 @@ def test_sizes_that_make_no_sense_are_refused(make: type[Lots]) -> None:
 def test_batches_hand_out_every_example_once(count: int, size: int) -> None:
     indices = np.arange(100, 100 + count)
     plain = list(Lot(0, indices).batches(size))
-    assert torch.cat([torch.empty(0, dtype=torch.int64), *plain]).tolist() == indices.tolist()
+    assert (
+        torch.cat([torch.empty(0, dtype=torch.int64), *(batch.index for batch in plain)]).tolist() == indices.tolist()
+    )
     assert all(1 <= len(batch) <= size for batch in plain)
     full = list(Lot(0, indices).batches(size, pad=True))
     assert len(full) == -(-count // size), "a large lot spills, it is never cut off"
     assert all(batch.index.shape == batch.mask.shape == (size,) for batch in full)
-    kept = [i for index, mask in full for i in index[mask].tolist()]
+    kept = [i for batch in full for i in batch.index[batch.mask].tolist()]
+    assert all(set(batch.index.tolist()) <= set(indices.tolist()) for batch in full), "padding repeats real rows"
     assert kept == indices.tolist()
 
 
@@ -263,7 +288,22 @@ def test_few_shapes_occur_however_large_the_lots_are() -> None:
 
 def test_hazard_19_a_lot_is_handed_out_once() -> None:
     lot = Lot(7, np.arange(5))
-    list(lot.batches(2))
+    first, *others = lot.batches(2)
+    lot.take(first)
+    with pytest.raises(RuntimeError, match="no unused ticket of lot 7"):
+        lot.take(first)
+    with pytest.raises(RuntimeError, match="lot 7 has batches that were not added"):
+        lot.must_be_used_up()
+    lot.give_back(first)
+    for batch in (first, *others):
+        lot.take(batch)
+    lot.must_be_used_up()
+    for foreign in Lot(7, np.arange(5)).batches(2):
+        with pytest.raises(RuntimeError, match="no unused ticket"):
+            lot.take(foreign)
+    with pytest.raises(RuntimeError, match="lot 8 has batches"):
+        Lot(8, np.arange(5)).must_be_used_up()
+    Lot(8, np.arange(0)).must_be_used_up()
     with pytest.raises(RuntimeError, match="lot 7 were already handed out"):
         lot.batches(2)
     with pytest.raises(ValueError, match=">= 1, got 0"):

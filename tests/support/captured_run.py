@@ -8,6 +8,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from hush.clipping.clips import FlatClip
+from hush.gradients.functional import per_example
+from hush.machine import Machine
 from hush.plan import Plan
 from hush.private import Private
 from hush.sampling.lots import PoissonLots
@@ -15,6 +17,13 @@ from hush.sampling.lots import PoissonLots
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 ON_GPU = DEVICE == "cuda"
 N = 40
+
+
+class Plain(Machine):
+    """A machine that captures nothing."""
+
+    def captures(self, *_: Any) -> bool:
+        return False
 
 
 class Doubling(nn.Module):
@@ -34,28 +43,22 @@ class Run:
         self.model.to(DEVICE, dtype)
         self.x, self.y = torch.randn(N, 6).to(DEVICE, dtype), torch.randint(0, 3, (N,)).to(DEVICE)
         self.optimizer = optimizers()[kind](self.model.parameters())
-        settings = {"lots": PoissonLots(N, 20), "clip": FlatClip(1.0), "noise_multiplier": 1.0} | changes
-        noise, seed = settings.pop("noise", "gaussian"), settings.pop("seed", 3)
-        self.in_place = settings.pop("in_place", False)
-        self.private = Private(self.model, Plan(steps=steps, **settings), seed=seed, noise=noise)
-        self.captured, self.size = captured, size
-        self.run = self.private.capture(self.losses, in_place=self.in_place)
-        self.fixed = torch.empty_like(self.x[:1].expand(size, -1)), torch.empty_like(self.y[:1].expand(size))
+        settings = {
+            "lots": PoissonLots(examples=N, lot_size=20),
+            "clip": FlatClip(1.0),
+            "noise_multiplier": 1.0,
+        } | changes
+        seed = settings.pop("seed", 3)
+        machine = Machine() if captured else Plain()
+        plan = Plan(steps=steps, **settings)
+        self.private = Private(self.model, plan, per_example(F.cross_entropy), seed=seed, machine=machine)
+        self.size = size
         self.gradients: list[Tensor] = []
 
-    def losses(self, x: Tensor, y: Tensor) -> Tensor:
-        return F.cross_entropy(self.model(x), y, reduction="none")
-
     def batches(self, lot: Any) -> None:
-        for index, mask in lot.batches(self.size, pad=True):
-            rows = self.x[index.to(DEVICE)], self.y[index.to(DEVICE)]
-            if self.in_place:
-                torch._foreach_copy_(self.fixed, rows)
-                rows = self.fixed
-            if self.captured:
-                self.run(*rows, mask=mask)
-            else:
-                self.private.backward(self.losses(*rows), mask)
+        for batch in lot.batches(self.size, pad=True):
+            rows = batch.index.to(DEVICE)
+            self.private.add(batch, self.x[rows], self.y[rows])
 
     def step(self) -> None:
         self.private.step(self.optimizer)

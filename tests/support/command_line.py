@@ -2,7 +2,7 @@
 
 import pytest
 
-from hush import cli
+from hush.commands import app as cli
 
 
 def call(capfd: pytest.CaptureFixture[str], *arguments: object) -> tuple[int, str, str]:

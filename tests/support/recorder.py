@@ -14,7 +14,7 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves, tree_map
 
-from hush import kernels
+from hush import kernels, machine
 from hush.captured import cuda_graphs as graphs
 from hush.noise import gaussian as noise
 from hush.noise.gaussian import Part
@@ -127,6 +127,7 @@ def play_graphs_on_cpu(patch: pytest.MonkeyPatch) -> Studio:
     def run(function: Callable[[], Any], times: int) -> Any:
         return [function() for _ in range(times)][-1]
 
+    patch.setattr(machine, "can_capture", lambda device: True)
     patch.setattr(graphs, "possible", on_device)
     patch.setattr(graphs, "record", studio.record)
     patch.setattr(graphs, "warm_up", run)

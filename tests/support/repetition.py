@@ -15,20 +15,25 @@ import pytest
 import torch
 from torch import nn
 
-import hush.pca
+import hush.noise.pca
 from hush.clipping.clips import FlatClip
-from hush.pca import dp_pca
+from hush.noise.pca import dp_pca
+from hush.noise.sanitizer import Sanitizer
 from hush.plan import Plan
 from hush.private import Private
 from hush.randomness import streams
 from hush.randomness.gaussian_samples import Normals
 from hush.randomness.streams import Key
-from hush.sampling.lots import Lot, PoissonLots
-from hush.sanitizer import Sanitizer
+from hush.sampling.lot import Lot
+from hush.sampling.lots import PoissonLots
 
 NUMBERS = 16
 """In every release, so that equal streams are equal noise."""
-REFUSALS = ("drawn once", "before the fork", "pickle")
+REFUSALS = ("cannot be copied", "drawn once", "before the fork", "pickle")
+
+
+def nothing(model: nn.Module, x: torch.Tensor) -> torch.Tensor:
+    return model(x).sum(1)
 
 
 class Repeated(AssertionError):
@@ -40,17 +45,18 @@ class Run:
 
     def __init__(self, state: dict[str, Any] | None = None) -> None:
         self.model = nn.Linear(NUMBERS - 1, 1)
-        plan = Plan(lots=PoissonLots(40, 4), steps=10_000, clip=FlatClip(1.0), noise_multiplier=1.0)
-        self.private = Private(self.model, plan)
+        plan = Plan(lots=PoissonLots(examples=40, lot_size=4), steps=10_000, clip=FlatClip(1.0), noise_multiplier=1.0)
+        self.private = (
+            Private(self.model, plan, nothing) if state is None else Private.resume(state, self.model, nothing)
+        )
         self.optimizer = torch.optim.SGD(self.model.parameters(), lr=0.0)
-        if state is not None:
-            self.private.load_state_dict(state)
         self._lots: Iterator[Lot] | None = None
 
     def release(self) -> np.ndarray:
         if self._lots is None:
             self._lots = self.private.lots()
-        next(self._lots)
+        for batch in next(self._lots).batches(40):
+            self.private.skip(batch)
         self.private.step(self.optimizer)
         return torch.cat([p.grad.flatten() for p in self.model.parameters() if p.grad is not None]).numpy()
 
@@ -58,7 +64,7 @@ class Run:
         return Run(self.private.state_dict())
 
     def rewind(self) -> None:
-        self.private.load_state_dict(self.private.state_dict())
+        self.private._load(self.private.state_dict())
         self._lots = None
 
     def __copy__(self) -> "Run":
@@ -79,7 +85,7 @@ def noise_of(source: Any) -> np.ndarray:
 def of_pca(key: Key) -> np.ndarray:
     """The noise on the moments of rows of zeros."""
     found: list[np.ndarray] = []
-    real = hush.pca.add_noise
+    real = hush.noise.pca.add_noise
 
     def seeing(*args: Any, **options: Any) -> Any:
         released = real(*args, **options)
@@ -87,7 +93,7 @@ def of_pca(key: Key) -> np.ndarray:
         return released
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(hush.pca, "add_noise", seeing)
+        patch.setattr(hush.noise.pca, "add_noise", seeing)
         dp_pca(torch.zeros(3, 4), dimensions=1, noise_multiplier=1.0, key=key)
     return found[0]
 

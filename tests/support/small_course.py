@@ -13,8 +13,8 @@ from hush.sampling.lots import AllocatedLots, PoissonLots, ShuffledLots
 N, L = 30, 6
 torch.manual_seed(0)
 X = torch.randn(N, 4)
-POISSON = PoissonLots(N, L)
-KINDS = [POISSON, AllocatedLots(N, L), ShuffledLots(N, L)]
+POISSON = PoissonLots(examples=N, lot_size=L)
+KINDS = [POISSON, AllocatedLots(examples=N, lot_size=L), ShuffledLots(examples=N, lot_size=L)]
 
 
 def plan(**changes: Any) -> Plan:
@@ -32,8 +32,8 @@ def losses_of(model: nn.Module, index: Tensor) -> Tensor:
 
 def train(private: Private, optimizer: torch.optim.Optimizer, steps: int = 10**9) -> None:
     for lot in private.lots():
-        for index in lot.batches(4):
-            private.backward(losses_of(private.model, index))
+        for batch in lot.batches(4):
+            private.add(batch, batch.index)
         private.step(optimizer)
         if private.steps_done >= steps:
             break

@@ -1,4 +1,4 @@
-"""A small job with everything that a checkpoint must hold, its conduct, and a way for it to die."""
+"""A small job with everything that a checkpoint must hold, a way to run it, and a way for it to die."""
 
 from pathlib import Path
 from typing import Any
@@ -9,7 +9,9 @@ from torch.nn import functional as F
 from torch.optim.lr_scheduler import LambdaLR
 
 from hush.clipping.clips import FlatClip
-from hush.training import Conduct, HeldOut, Job
+from hush.gradients.functional import per_example
+from hush.machine import Machine
+from hush.training import Averaging, HeldOut, Job, Result, Run, Scheduler, fit
 from support.small_fit import BUDGET, blobs
 
 
@@ -24,28 +26,28 @@ def job(crash_at: int | None = None, **changes: Any) -> Job:
     optimizer = torch.optim.SGD(model.parameters(), lr=0.3, momentum=0.9)
     measured = iter(range(1000))
 
-    def metric(outputs: Tensor, targets: Tensor) -> Tensor:
-        if len(outputs) == 100 and next(measured) == crash_at:  # the few records that are tried first do not count
+    def metric_of(model: nn.Module, x: Tensor, y: Tensor) -> Tensor:
+        if len(x) == 100 and next(measured) == crash_at:  # the few records that are tried first do not count
             raise Crash
-        return (outputs.argmax(1) == targets).double()
+        return (model(x).argmax(1) == y).double()
 
     settings: dict[str, Any] = {
-        "model": model, "train_set": blobs(), "loss": F.cross_entropy, "optimizer": optimizer, "lot_size": 40,
-        "epochs": 5, "clip": FlatClip(1.0), "average": 0.9, "scheduler": LambdaLR(optimizer, lambda t: 0.99**t),
-        "held_out": HeldOut(data=blobs(100, seed=1), public=True, metric=metric, choose="best"),
+        "model": model, "data": blobs(), "losses_of": per_example(F.cross_entropy), "optimizer": optimizer,
+        "lot_size": 40, "epochs": 5, "clip": FlatClip(1.0),
+        "callbacks": [Averaging(0.9), Scheduler(LambdaLR(optimizer, lambda t: 0.99**t))],
+        "held_out": HeldOut(data=blobs(100, seed=1), public=True, metric_of=metric_of, choose="best"),
     }  # fmt: skip
     return Job(**settings | changes)
 
 
-def conduct(folder: Path, **changes: Any) -> Conduct:
-    settings: dict[str, Any] = {
-        "budget": BUDGET,
-        "out": folder,
-        "progress": False,
-        "reserve": 40,
-        "checkpoint_every": 10,
-    }
-    return Conduct(**settings | changes)
+def train(job: Job, folder: Path | None, **changes: Any) -> Result:
+    """Run the job in a folder, with a reserve and checkpoints every ten steps."""
+    settings: dict[str, Any] = {"progress": False, "checkpoint_every": 10, "callbacks": job.callbacks, "reserve": 40}
+    settings |= changes
+    machine = Machine(device=settings.pop("device", None))
+    plan = job.plan(settings.pop("budget", BUDGET), reserve=settings.pop("reserve"))
+    held_out, run = job.held_out, Run(folder, **settings)
+    return fit(job.model, job.data, job.losses_of, job.optimizer, plan, held_out=held_out, run=run, machine=machine)
 
 
 def same(a: nn.Module, b: nn.Module) -> bool:

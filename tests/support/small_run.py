@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Iterator
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -15,7 +16,7 @@ from hush.sampling.lots import Lots, PoissonLots
 N, L = 40, 8
 _DATA = torch.Generator().manual_seed(0)
 X, Y = torch.randn(N, 5, generator=_DATA), torch.randint(3, (N,), generator=_DATA)
-POISSON = PoissonLots(N, L)
+POISSON = PoissonLots(examples=N, lot_size=L)
 
 
 def network() -> nn.Sequential:
@@ -23,8 +24,10 @@ def network() -> nn.Sequential:
     return nn.Sequential(nn.Linear(5, 7), nn.Tanh(), nn.Linear(7, 3))
 
 
-def plan(clip: Clip | None = None, noise: float = 0.0, steps: int = 6, lots: Lots = POISSON) -> Plan:
-    return Plan(lots=lots, steps=steps, clip=clip or FlatClip(0.5), noise_multiplier=noise)
+def plan(
+    clip: Clip | None = None, noise: float = 0.0, steps: int = 6, lots: Lots = POISSON, kind: Any = "gaussian"
+) -> Plan:
+    return Plan(lots=lots, steps=steps, clip=clip or FlatClip(0.5), noise_multiplier=noise, noise=kind)
 
 
 def losses_of(model: nn.Module, index: Tensor) -> Tensor:
@@ -38,8 +41,8 @@ def sgd(model: nn.Module, lr: float = 1.0) -> torch.optim.Optimizer:
 def run(private: Private, model: nn.Module, optimizer: torch.optim.Optimizer, size: int = 3) -> Iterator[list[int]]:
     """The plain loop; yields the examples of each lot after its step."""
     for lot in private.lots():
-        for index in lot.batches(size):
-            private.backward(losses_of(model, index))
+        for batch in lot.batches(size):
+            private.add(batch, batch.index)
         private.step(optimizer)
         yield lot.indices.tolist()
 

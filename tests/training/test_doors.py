@@ -9,16 +9,17 @@ from typing import Any
 import pytest
 import torch
 from support.small_fit import BUDGET, blobs, network, run
-from support.small_job import Crash, conduct, job
+from support.small_job import Crash, job, train
 from torch import nn
 
 from hush.clipping.clips import FlatClip
+from hush.errors import NotSupported
 from hush.ledger import Ledger, LedgerError, checkpoints
 from hush.ledger.owned import FolderInUse
 from hush.plan import Plan
 from hush.private import Private
 from hush.sampling.lots import PoissonLots
-from hush.training import Conduct, HeldOut, PrivacyWarning, train
+from hush.training import About, Averaging, HeldOut, PrivacyWarning, Run, Scheduler, TensorBoard
 
 NAME = "\x1b[8m</b>[/red]\u202e\nspent: epsilon 0"
 
@@ -27,14 +28,14 @@ def test_a_second_run_in_the_same_folder_is_refused_before_it_is_charged(tmp_pat
     book, refused = tmp_path / "data.hush", []
     Ledger(book, create=True).close()
 
-    def metric(outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
-        if len(outputs) == 100 and not refused:
+    def metric_of(model: nn.Module, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        if len(x) == 100 and not refused:
             with pytest.raises(FolderInUse, match="another run is at work") as caught:
                 run(out=tmp_path / "run", ledger=book)
             refused.append(caught)
-        return (outputs.argmax(1) == targets).float()
+        return (model(x).argmax(1) == y).float()
 
-    run(out=tmp_path / "run", ledger=book, held_out=HeldOut(data=blobs(100), public=True, metric=metric))
+    run(out=tmp_path / "run", ledger=book, held_out=HeldOut(data=blobs(100, seed=1), public=True, metric_of=metric_of))
     assert refused
     with Ledger(book) as ledger:
         assert len(ledger.accounts()) == 1
@@ -54,20 +55,17 @@ BAD: list[tuple[str, dict[str, Any]]] = [
     ("sampling must be one of", {"sampling": "cyclic"}),
     ("reserve must be a whole number", {"reserve": -1}),
     ("accountant must be one of", {"accountant": "strong-paper"}),
-    ("average must be a number", {"average": 1.0}),
     ("checkpoint_every must be", {"checkpoint_every": 0}),
-    ("scheduler_every must be", {"scheduler_every": "lot"}),
     ("noise must be one of", {"noise": "laplace"}),
     ("seed must be a whole number", {"seed": 1.5}),
-    ("padded must be one of", {"padded": "yes"}),
-    ("data_name must be text", {"data_name": None}),
-    ("out must be a path", {"out": ""}),
+    ("name must be text", {"name": None}),
+    ("folder must be a path", {"out": ""}),
     ("expected a folder that can be written", {"out": "/dev/null/x"}),
-    ("several patterns", {"public_buffers": "bank"}),
+    ("several patterns", {"about": About(public_buffers="bank")}),
     ("workers must be", {"workers": -1}),
-    ("cannot be measured: ValueError: .* got 3 parts", {"held_out": HeldOut(data=(*blobs(9), torch.zeros(9)))}),
+    ("cannot be measured: ValueError: .* got 3 parts", {"held_out": HeldOut(data=(*blobs(9, seed=1), torch.zeros(9)))}),
     ("cannot be measured: RuntimeError: mat1", {"held_out": HeldOut(data=(torch.zeros(9, 7), torch.zeros(9)))}),
-    ("one value for each of 8 records", {"held_out": HeldOut(data=blobs(9), metric=lambda o, t: o.sum())}),
+    ("one value for each of 8 records", {"held_out": HeldOut(data=blobs(9), metric_of=lambda model, x, y: x.sum())}),
     ("cannot be measured: ValueError: the test set is empty", {"held_out": HeldOut(data=blobs(0))}),
 ]  # fmt: skip
 
@@ -100,7 +98,7 @@ def test_held_out_values_are_handed_in_as_whole_numbers_or_refused() -> None:
         {"patience": True},
         {"choose": "first"},
         {"label": ""},
-        {"metric": 3},
+        {"metric_of": 3},
     ):
         with pytest.raises((TypeError, ValueError)):
             HeldOut(data=blobs(9), **changes)  # type: ignore[arg-type]
@@ -108,24 +106,24 @@ def test_held_out_values_are_handed_in_as_whole_numbers_or_refused() -> None:
 
 def test_a_lost_checkpoint_is_said_and_never_begun_anew(tmp_path: Path) -> None:
     with pytest.raises(Crash):
-        train(job(crash_at=2), conduct(tmp_path / "run"))
+        train(job(crash_at=2), tmp_path / "run")
     for file in (tmp_path / "run" / "checkpoint").glob("*/facts.json"):
         file.unlink()
     with Ledger(tmp_path / "run" / "ledger.hush") as ledger:
         before = ledger.head()
     with pytest.raises(ValueError, match=r"expected a checkpoint in .* came none beside ledger.hush, checkpoint"):
-        train(job(), conduct(tmp_path / "run", resume=True))
+        train(job(), tmp_path / "run", resume=True)
     with Ledger(tmp_path / "run" / "ledger.hush") as ledger:
         assert ledger.head() == before
     with pytest.warns(PrivacyWarning, match="no run in .* to resume"):
-        train(job(), conduct(tmp_path / "other", resume=True))
+        train(job(), tmp_path / "other", resume=True)
 
 
 def test_a_mistyped_ledger_is_said_and_never_made(tmp_path: Path) -> None:
     with pytest.raises(Crash):
-        train(job(crash_at=2), conduct(tmp_path / "run", ledger=tmp_path / "data.hush", create_ledger=True))
+        train(job(crash_at=2), tmp_path / "run", ledger=tmp_path / "data.hush", create_ledger=True)
     with pytest.raises(LedgerError, match=r"has charged, .*data\.hush; came .*date\.hush, where there is none"):
-        train(job(), conduct(tmp_path / "run", ledger=tmp_path / "date.hush", resume=True))
+        train(job(), tmp_path / "run", ledger=tmp_path / "date.hush", resume=True)
     assert not (tmp_path / "date.hush").exists()
 
 
@@ -152,7 +150,7 @@ def test_a_folder_with_any_name_gets_its_report(tmp_path: Path) -> None:
 
 def test_names_reach_no_report_and_no_terminal_raw(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     held_out = HeldOut(data=blobs(100, seed=1), name=NAME, label=NAME)
-    result = run(out=tmp_path / "run", data_name=NAME, settings_from=NAME, held_out=held_out, progress=True)
+    result = run(out=tmp_path / "run", name=NAME, about=About(settings_from=NAME), held_out=held_out, progress=True)
     assert result.report is not None
     shown = [str(result.statement), result.report.text.read_text(), capfd.readouterr().err]
     for text in (*shown, result.report.json.read_text(), result.report.html.read_text()):
@@ -192,7 +190,7 @@ def test_times_are_rounded_and_sizes_are_as_planned(tmp_path: Path) -> None:
 
 def test_everything_in_a_runs_folder_is_its_owners(tmp_path: Path) -> None:
     pytest.importorskip("tensorboard")
-    run(out=tmp_path / "run", tensorboard=True)
+    run(out=tmp_path / "run", callbacks=[TensorBoard()])
     for path in [tmp_path / "run", *(tmp_path / "run").rglob("*")]:
         if "events.out" not in path.name:  # their folder is closed
             assert not stat.S_IMODE(path.stat().st_mode) & 0o077, path
@@ -200,25 +198,39 @@ def test_everything_in_a_runs_folder_is_its_owners(tmp_path: Path) -> None:
 
 def test_settings_are_named_among_what_is_not_covered_whoever_says_how_they_were_chosen() -> None:
     for words in ("", "a grid search on this very training set"):
-        (line,) = [line for line in run(settings_from=words).statement.not_covered if "choice of settings" in line]
+        (line,) = [
+            line for line in run(about=About(settings_from=words)).statement.not_covered if "choice of settings" in line
+        ]
         assert words in line and "nothing was charged" in line
 
 
 def test_several_processes_are_refused(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("WORLD_SIZE", "2")
-    with pytest.raises(RuntimeError, match="a world of 2"):
+    with pytest.raises(NotSupported, match="a world of 2"):
         run(out=tmp_path / "run")
-    plan = Plan(lots=PoissonLots(100, 10), steps=3, clip=FlatClip(1.0), noise_multiplier=1.0)
-    with pytest.raises(RuntimeError, match="expected one process"):
-        Private(nn.Linear(2, 1), plan, ledger=tmp_path / "x.hush")
+    plan = Plan(lots=PoissonLots(examples=100, lot_size=10), steps=3, clip=FlatClip(1.0), noise_multiplier=1.0)
+    with pytest.raises(NotSupported, match="expected one process"):
+        Private(nn.Linear(2, 1), plan, losses_of, ledger=tmp_path / "x.hush")
     assert not list(tmp_path.iterdir())
     monkeypatch.setenv("WORLD_SIZE", "1")
-    Private(nn.Linear(2, 1), plan)
+    Private(nn.Linear(2, 1), plan, losses_of)
 
 
-def test_a_conduct_takes_numpys_whole_numbers() -> None:
+def losses_of(model: nn.Module, x: torch.Tensor) -> torch.Tensor:
+    return model(x).square().sum(1)
+
+
+def test_numpys_whole_numbers_are_taken() -> None:
     import numpy as np
 
-    taken = Conduct(budget=BUDGET, reserve=np.int64(3), seed=np.int32(4))  # type: ignore[arg-type]
-    assert type(taken.reserve) is int and type(taken.seed) is int
+    taken = Run(seed=np.int32(4), checkpoint_every=np.int64(3))  # type: ignore[arg-type]
+    assert type(taken.seed) is int and type(taken.checkpoint_every) is int
     assert run(lot_size=np.int64(40), model=network()).steps == 30
+
+
+def test_callbacks_refuse_what_makes_no_sense() -> None:
+    with pytest.raises(ValueError, match="decay must be a number"):
+        Averaging(1.0)
+    optimizer = torch.optim.SGD([nn.Parameter(torch.zeros(1))], lr=0.1)
+    with pytest.raises(ValueError, match="every must be one of"):
+        Scheduler(torch.optim.lr_scheduler.StepLR(optimizer, 1), every="lot")  # type: ignore[arg-type]

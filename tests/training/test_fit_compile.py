@@ -8,13 +8,16 @@ from typing import Any
 import pytest
 import torch
 from support.small_fit import blobs, network
-from torch import Tensor
 from torch.nn import functional as F
 
 from hush.clipping.clips import FlatClip
+from hush.gradients.engine import Inputs
+from hush.gradients.functional import per_example
+from hush.gradients.sums.lot_sum import LotSum
+from hush.noise.release import Due
 from hush.plan import Plan
 from hush.private import Private
-from hush.sampling.loader import Loader
+from hush.sampling.batches import Batch
 from hush.sampling.lots import PoissonLots
 from hush.training.compiling import Trial
 from hush.training.physical_batches import LotRunner
@@ -22,46 +25,50 @@ from hush.training.physical_batches import LotRunner
 GPU = torch.device("cuda")
 
 
-class Watched:
-    """A run of which we know which captures it was asked for; compiled ones can be made to fail."""
+class Played:
+    """Stands where a captured run would; its compiled batches can be made to fail."""
 
-    def __init__(self, monkeypatch: pytest.MonkeyPatch, *, batch_seconds: float, steps: int = 1000) -> None:
+    def __init__(self, private: Private, seconds: float) -> None:
         self.asked: list[bool] = []
         self.failure: Exception | None = None
         self.batches = 0
-        model = network()
-        plan = Plan(lots=PoissonLots(400, 40), steps=steps, clip=FlatClip(1.0), noise_multiplier=1.0)
-        self.private = Private(model, plan, seed=0)
+        self.now = 0.0
+        self._private, self._seconds = private, seconds
+
+    def begin_anew(self, *, compile: bool) -> None:
+        self.asked.append(compile)
+
+    def add(self, lot: LotSum, inputs: Inputs, batch: Batch, due: Due) -> None:
+        self.batches += 1
+        self.now += self._seconds
+        if self.asked[-1] and self.failure is not None:
+            raise self.failure
+        mask = batch.counting(torch.device("cpu"))
+        lot.add(self._private.gradients.clipped_sum(inputs, due.clip, mask=mask, rows=batch.size), due.clip)
+
+    def compute(self) -> None:
+        pass
+
+    def step(self, *_: Any) -> None:
+        return None
+
+
+class Watched:
+    """A run of which we know which captures it was asked for."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, *, batch_seconds: float, steps: int = 1000) -> None:
+        model, lots = network(), PoissonLots(examples=400, lot_size=40)
+        plan = Plan(lots=lots, steps=steps, clip=FlatClip(1.0), noise_multiplier=1.0)
+        self.private = Private(model, plan, per_example(F.cross_entropy), data=blobs(), seed=0)
+        self.played = Played(self.private, batch_seconds)
+        self.private.captured = self.played  # type: ignore[assignment]
         self.optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-        self.losses_of = lambda x, y: F.cross_entropy(model(x), y, reduction="none")
-        capture, clock = self.private.capture, [0.0]
-
-        def watched(losses_of: Any, *, copies: int = 1, compile: bool = False) -> Any:
-            self.asked.append(compile)
-            plain = capture(losses_of)
-
-            def run(*batch: Tensor) -> None:
-                self.batches += 1
-                clock[0] += batch_seconds
-                if compile and self.failure is not None:
-                    raise self.failure
-                plain(*batch)
-
-            run.finish = plain.finish  # type: ignore[attr-defined]
-            return run
-
-        monkeypatch.setattr(self.private, "capture", watched)
-        monkeypatch.setattr("hush.training.physical_batches.on_device", lambda data, device: data)
-        monkeypatch.setattr("hush.training.compiling.time.perf_counter", lambda: clock[0])
+        monkeypatch.setattr("hush.training.compiling.time.perf_counter", lambda: self.played.now)
         monkeypatch.setattr(torch.cuda, "synchronize", lambda device: None)
 
-    def train(self, steps: int, **settings: Any) -> LotRunner:
-        runner = LotRunner(
-            self.private,
-            Loader(blobs()),
-            self.losses_of,
-            **{"size": 80, "device": GPU, "padded": True, "compile": "auto"} | settings,
-        )
+    def train(self, steps: int, *, size: int = 80, device: torch.device = GPU, compile: Any = "auto") -> LotRunner:
+        runner = LotRunner(self.private, size, device, padded=True, compile=compile)
+        self.played.asked = [compile is True]
         lots = self.private.lots()
         for _ in range(steps):
             runner(next(lots))
@@ -72,35 +79,36 @@ class Watched:
 def test_a_long_run_is_compiled_after_a_few_timed_batches(monkeypatch: pytest.MonkeyPatch) -> None:
     run = Watched(monkeypatch, batch_seconds=0.2)  # 994 batches are left after the trial: 199 seconds
     run.train(10)
-    assert run.asked == [False, True]
+    assert run.played.asked == [False, True]
 
 
 def test_a_short_run_is_not(monkeypatch: pytest.MonkeyPatch) -> None:
     run = Watched(monkeypatch, batch_seconds=0.17)
     run.train(10)
-    assert run.asked == [False]
+    assert run.played.asked == [False]
 
 
 def test_batches_of_a_lot_are_counted_as_planned(monkeypatch: pytest.MonkeyPatch) -> None:
     run = Watched(monkeypatch, batch_seconds=0.05)
     run.train(10, size=10)  # four batches for a lot of 40, whatever the lots really hold
-    assert run.asked == [False, True]
+    assert run.played.asked == [False, True]
 
 
-@pytest.mark.parametrize("settings", [{"compile": False}, {"padded": False}, {"device": torch.device("cpu")}])
-def test_nothing_is_tried_where_nothing_is_captured(monkeypatch: pytest.MonkeyPatch, settings: dict[str, Any]) -> None:
+@pytest.mark.parametrize("captured", [False, True])
+def test_nothing_is_tried_where_nothing_is_captured(monkeypatch: pytest.MonkeyPatch, captured: bool) -> None:
     run = Watched(monkeypatch, batch_seconds=100.0)
-    run.train(10, **settings)
-    assert run.asked == [False]
+    run.private.captured = run.private.captured if captured else None
+    run.train(10, compile=False if captured else "auto")
+    assert run.played.asked == [False]
 
 
 def test_what_cannot_be_compiled_goes_on_captured_and_counts_once(monkeypatch: pytest.MonkeyPatch) -> None:
     run = Watched(monkeypatch, batch_seconds=1.0)
-    run.failure = NotImplementedError("an operator that the compiler does not know")
+    run.played.failure = NotImplementedError("an operator that the compiler does not know")
     with pytest.warns(RuntimeWarning, match="goes on without: an operator"):
         runner = run.train(10)
-    assert run.asked == [False, True, False] and runner.size == 80
-    assert run.batches == 11, "the lot that failed began again"
+    assert run.played.asked == [False, True, False] and runner.size == 80
+    assert run.played.batches == 11, "the lot that failed began again"
     plain = Watched(monkeypatch, batch_seconds=1.0)
     plain.train(10, compile=False)
     for one, other in zip(run.private.model.parameters(), plain.private.model.parameters(), strict=True):
@@ -109,7 +117,7 @@ def test_what_cannot_be_compiled_goes_on_captured_and_counts_once(monkeypatch: p
 
 def test_compiling_that_was_asked_for_says_why_it_failed(monkeypatch: pytest.MonkeyPatch) -> None:
     run = Watched(monkeypatch, batch_seconds=1.0)
-    run.failure = NotImplementedError("an operator that the compiler does not know")
+    run.played.failure = NotImplementedError("an operator that the compiler does not know")
     with pytest.raises(NotImplementedError):
         run.train(1, compile=True)
 

@@ -8,13 +8,13 @@ from typing import Any
 import pytest
 import torch
 from support.small_fit import BUDGET, blobs, network, run
-from support.small_job import Crash, conduct, job, same
+from support.small_job import Crash, job, same, train
 from torch import nn
 
 from hush.accounting import Budget
+from hush.captured.lot import CapturedRun
 from hush.ledger import Ledger
-from hush.private import Private
-from hush.training import HeldOut, train
+from hush.training import HeldOut
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU on this machine")
 
@@ -24,7 +24,7 @@ def close(one: nn.Module, other: nn.Module) -> None:
         torch.testing.assert_close(a.cpu(), b.cpu(), rtol=1e-3, atol=1e-4)
 
 
-@pytest.mark.parametrize("form", [{}, {"padded": False}, {"compile": True}])
+@pytest.mark.parametrize("form", [{}, {"compile": True}])
 def test_a_seeded_run_on_a_gpu_equals_the_one_on_a_cpu(form: dict[str, bool]) -> None:
     held_out = HeldOut(data=blobs(100, seed=1), public=True)
     here = run(network(), seed=3, held_out=held_out)
@@ -60,10 +60,9 @@ def wide() -> nn.Module:
     return nn.Sequential(nn.Linear(5, 16_384), nn.Tanh(), nn.Linear(16_384, 2))
 
 
-@pytest.mark.parametrize("padded", [None, False])
-def test_a_batch_that_does_not_fit_is_halved_until_it_does(padded: bool | None, little_memory: int) -> None:
+def test_a_batch_that_does_not_fit_is_halved_until_it_does(little_memory: int) -> None:
     settings: dict[str, Any] = {
-        "data": blobs(32_768), "lot_size": 16_384, "epochs": 3, "seed": 3, "device": "cuda", "padded": padded,
+        "data": blobs(32_768), "lot_size": 16_384, "epochs": 3, "seed": 3, "device": "cuda",
         "budget": Budget(epsilon=3.0, delta=1e-6),
     }  # fmt: skip
     halved = run(wide(), batch_size=16_384, **settings)
@@ -74,23 +73,23 @@ def test_a_batch_that_does_not_fit_is_halved_until_it_does(padded: bool | None, 
 
 
 def test_a_seeded_run_on_a_gpu_resumes_as_if_it_had_not_been_interrupted(tmp_path: Path) -> None:
-    whole = train(job(), conduct(tmp_path / "whole", seed=4, device="cuda"))
+    whole = train(job(), tmp_path / "whole", seed=4, device="cuda")
     with pytest.raises(Crash):
-        train(job(crash_at=3), conduct(tmp_path / "cut", seed=4, checkpoint_every=7, device="cuda"))
-    resumed = train(job(), conduct(tmp_path / "cut", seed=4, checkpoint_every=7, resume=True, device="cuda"))
+        train(job(crash_at=3), tmp_path / "cut", seed=4, checkpoint_every=7, device="cuda")
+    resumed = train(job(), tmp_path / "cut", seed=4, checkpoint_every=7, resume=True, device="cuda")
     assert resumed.ended == whole.ended == "finished" and resumed.steps == 50
     assert same(resumed.model, whole.model)
 
 
 def test_a_run_that_is_long_enough_is_compiled_on_the_way(monkeypatch: pytest.MonkeyPatch) -> None:
     asked: list[bool] = []
-    capture = Private.capture
+    made = CapturedRun.begin_anew
 
-    def watched(private: Private, losses_of: Any, *, copies: int = 1, compile: bool = False) -> Any:
+    def watched(captured: CapturedRun, *, compile: bool) -> None:
         asked.append(compile)
-        return capture(private, losses_of, copies=copies, compile=compile)
+        made(captured, compile=compile)
 
-    monkeypatch.setattr(Private, "capture", watched)
+    monkeypatch.setattr(CapturedRun, "begin_anew", watched)
     assert run(device="cuda").ended == "finished" and asked == [False], "30 steps of microseconds"
     monkeypatch.setattr("hush.training.compiling._WORTH_IT", 0.0)
     asked.clear()

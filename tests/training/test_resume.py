@@ -11,22 +11,23 @@ import pytest
 import torch
 from support.recorder import play_graphs_on_cpu
 from support.small_fit import BUDGET, blobs
-from support.small_job import Crash, conduct, job, same
+from support.small_job import Crash, job, same, train
 from support.watching import watch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.nn import functional as F
 
 from hush.accounting import Budget, Gaussian
 from hush.clipping.clips import FlatClip
 from hush.ledger import DataNotLinked, Ledger, LedgerError, checkpoints
-from hush.training import Job, PrivacyWarning, Upfront, train
+from hush.plan import PrivatePreprocessing
+from hush.training import About, HeldOut, Job, PrivacyWarning
 
 
 def test_hazard_22_a_seeded_run_resumes_bit_for_bit(tmp_path: Path) -> None:
-    whole = train(job(), conduct(tmp_path / "whole", seed=4))
+    whole = train(job(), tmp_path / "whole", seed=4)
     with pytest.raises(Crash):
-        train(job(crash_at=3), conduct(tmp_path / "cut", seed=4, checkpoint_every=7))
-    resumed = train(job(), conduct(tmp_path / "cut", seed=4, checkpoint_every=7, resume=True))
+        train(job(crash_at=3), tmp_path / "cut", seed=4, checkpoint_every=7)
+    resumed = train(job(), tmp_path / "cut", seed=4, checkpoint_every=7, resume=True)
     assert resumed.ended == whole.ended == "finished" and resumed.steps == 50
     assert same(resumed.model, whole.model)
     label = "accuracy"
@@ -40,20 +41,20 @@ def test_hazard_22_a_captured_run_with_dropout_resumes_bit_for_bit(
     """Capturing runs the model a few times; that must not move the random numbers of the steps."""
     pytest.importorskip("triton")
     studio = play_graphs_on_cpu(monkeypatch)
-    whole = train(job(), conduct(tmp_path / "whole", seed=4))
+    whole = train(job(), tmp_path / "whole", seed=4)
     assert sum(studio.replays) > 40
     with pytest.raises(Crash):
-        train(job(crash_at=3), conduct(tmp_path / "cut", seed=4, checkpoint_every=7))
-    resumed = train(job(), conduct(tmp_path / "cut", seed=4, checkpoint_every=7, resume=True))
+        train(job(crash_at=3), tmp_path / "cut", seed=4, checkpoint_every=7)
+    resumed = train(job(), tmp_path / "cut", seed=4, checkpoint_every=7, resume=True)
     assert resumed.steps == 50 and same(resumed.model, whole.model)
 
 
 def test_hazard_22_a_secure_run_never_uses_its_noise_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     seen = watch(monkeypatch)
     with pytest.raises(Crash):
-        train(job(crash_at=3), conduct(tmp_path / "run", checkpoint_every=7))
+        train(job(crash_at=3), tmp_path / "run", checkpoint_every=7)
     before = len(seen.multipliers)
-    result = train(job(), conduct(tmp_path / "run", checkpoint_every=7, resume=True))
+    result = train(job(), tmp_path / "run", checkpoint_every=7, resume=True)
     assert result.ended == "finished" and before == 30 and len(seen.multipliers) == 30 + 50 - 28
     noise = result.statement.plan.noise_multiplier
     assert isinstance(noise, float)
@@ -66,9 +67,9 @@ def test_hazard_22_a_secure_run_never_uses_its_noise_again(tmp_path: Path, monke
 
 def test_without_a_reserve_the_resumed_run_ends_short_and_says_so(tmp_path: Path) -> None:
     with pytest.raises(Crash):
-        train(job(crash_at=3), conduct(tmp_path / "run", reserve=0))
+        train(job(crash_at=3), tmp_path / "run", reserve=0)
     with pytest.warns(PrivacyWarning, match="lost stay spent"):
-        result = train(job(), conduct(tmp_path / "run", reserve=0, resume=True))
+        result = train(job(), tmp_path / "run", reserve=0, resume=True)
     assert result.ended == "account" and 20 <= result.steps < 50
     assert "ended short" in str(result.statement) and result.epsilon.upper <= BUDGET.epsilon
     with Ledger(tmp_path / "run" / "ledger.hush") as ledger:
@@ -76,54 +77,57 @@ def test_without_a_reserve_the_resumed_run_ends_short_and_says_so(tmp_path: Path
 
 
 def test_a_finished_run_can_be_asked_again_and_an_unfinished_one_is_not_overwritten(tmp_path: Path) -> None:
-    first = train(job(), conduct(tmp_path / "run"))
-    again = train(job(), conduct(tmp_path / "run", resume=True))
+    first = train(job(), tmp_path / "run")
+    again = train(job(), tmp_path / "run", resume=True)
     assert same(first.model, again.model) and again.steps == 50 and again.epsilon == first.epsilon
     with pytest.raises(Crash):
-        train(job(crash_at=2), conduct(tmp_path / "cut"))
+        train(job(crash_at=2), tmp_path / "cut")
     with pytest.raises(ValueError, match="has not ended"):
-        train(job(), conduct(tmp_path / "cut"))
+        train(job(), tmp_path / "cut")
     with pytest.raises(ValueError, match="resume needs the folder"):
-        train(job(), conduct(tmp_path, out=None, resume=True))
+        train(job(), None, resume=True)
     with pytest.warns(PrivacyWarning, match=r"no run in .* to resume"):
-        fresh = train(job(), conduct(tmp_path / "new", resume=True))
+        fresh = train(job(), tmp_path / "new", resume=True)
     assert fresh.ended == "finished" and fresh.statement.facts["resumed"] == 0
 
 
 @pytest.mark.parametrize(
     ("changes", "how", "words"),
     [
-        ({"lot_size": 50}, {}, "lot size"),
+        ({"lot_size": 50}, {}, "lots"),
         ({"clip": FlatClip(2.0)}, {}, "clip"),
         ({}, {"budget": Budget(epsilon=9.0, delta=1e-4)}, "budget"),
         ({}, {"seed": 3}, "seed"),
-        ({"average": 0.0}, {}, "averaging"),
+        ({"callbacks": []}, {}, "callbacks"),
+        ({"held_out": HeldOut(data=blobs(100, seed=1))}, {}, "held-out data"),
+        ({}, {"about": About(settings_from="on public data")}, "about"),
+        ({}, {"reserve": 39}, "reserve"),
     ],
 )
 def test_a_run_resumes_only_as_what_it_began(tmp_path: Path, changes: Any, how: Any, words: str) -> None:
     with pytest.raises(Crash):
-        train(job(crash_at=1), conduct(tmp_path / "run"))
+        train(job(crash_at=1), tmp_path / "run")
     with pytest.raises(ValueError, match=words):
-        train(job(**changes), conduct(tmp_path / "run", resume=True, **how))
+        train(job(**changes), tmp_path / "run", resume=True, **how)
 
 
 def test_hazard_32_a_run_does_not_resume_on_other_data(tmp_path: Path) -> None:
     with pytest.raises(Crash):
-        train(job(crash_at=2), conduct(tmp_path / "run"))
+        train(job(crash_at=2), tmp_path / "run")
     with pytest.raises(DataNotLinked):
-        train(job(train_set=blobs(seed=8)), conduct(tmp_path / "run", resume=True))
+        train(job(data=blobs(seed=8)), tmp_path / "run", resume=True)
 
 
 def test_a_ledger_that_was_taken_away_or_rolled_back_is_noticed(tmp_path: Path) -> None:
     book = tmp_path / "data.hush"
     Ledger(book, create=True).close()
     with pytest.raises(Crash):
-        train(job(crash_at=2), conduct(tmp_path / "run", ledger=book))
+        train(job(crash_at=2), tmp_path / "run", ledger=book)
     with pytest.raises(LedgerError, match="resume with the same ledger"):
-        train(job(), conduct(tmp_path / "run", resume=True))
+        train(job(), tmp_path / "run", resume=True)
     book.unlink()
     with pytest.raises(LedgerError):
-        train(job(), conduct(tmp_path / "run", resume=True, ledger=book))
+        train(job(), tmp_path / "run", resume=True, ledger=book)
 
 
 def test_an_upfront_access_is_never_done_twice_for_one_price(tmp_path: Path) -> None:
@@ -139,32 +143,33 @@ def test_an_upfront_access_is_never_done_twice_for_one_price(tmp_path: Path) -> 
         return run
 
     def with_look(crash: bool, **changes: Any) -> Job:
-        return job(upfront=Upfront(name="a look", event=Gaussian(5.0), run=look(crash)), **changes)
+        look_at = PrivatePreprocessing(name="a look", event=Gaussian(5.0), run=look(crash))
+        return job(preprocessing=look_at, **changes)
 
     with pytest.raises(Crash):
-        train(with_look(True), conduct(tmp_path / "run"))
-    with pytest.raises(ValueError, match="interrupted during its upfront access"):
-        train(with_look(False), conduct(tmp_path / "run", resume=True))
+        train(with_look(True), tmp_path / "run")
+    with pytest.raises(ValueError, match="interrupted during its preprocessing"):
+        train(with_look(False), tmp_path / "run", resume=True)
     with pytest.raises(Crash):
-        train(with_look(False, crash_at=2), conduct(tmp_path / "other"))
-    result = train(with_look(False), conduct(tmp_path / "other", resume=True))
+        train(with_look(False, crash_at=2), tmp_path / "other")
+    result = train(with_look(False), tmp_path / "other", resume=True)
     assert len(calls) == 2 and result.ended == "finished"
 
 
 def test_ctrl_c_loses_nothing_but_the_open_lot(tmp_path: Path) -> None:
     calls = iter(range(1000))
 
-    def losses(out: Tensor, y: Tensor) -> Tensor:
-        if next(calls) == 30:
+    def losses_of(model: nn.Module, x: Tensor, y: Tensor) -> Tensor:
+        if next(calls) == 70:
             raise KeyboardInterrupt
-        return F.cross_entropy(out, y, reduction="none")
+        return F.cross_entropy(model(x), y, reduction="none")
 
     with pytest.raises(KeyboardInterrupt):
-        train(job(loss=losses), conduct(tmp_path / "run", reserve=0, checkpoint_every=1000))
+        train(job(losses_of=losses_of), tmp_path / "run", reserve=0, checkpoint_every=1000)
     saved = checkpoints.load(tmp_path / "run" / "checkpoint")
     done = saved.facts["run"]["step"]
-    assert 0 < done < 31 and saved.facts["run"]["charged"] == done
-    result = train(job(loss=losses), conduct(tmp_path / "run", reserve=0, resume=True))
+    assert 0 < done < 50 and saved.facts["run"]["charged"] == done
+    result = train(job(losses_of=losses_of), tmp_path / "run", reserve=0, resume=True)
     assert result.ended == "finished" and result.steps == 50
 
 
@@ -182,7 +187,7 @@ def _child(folder: Path, released: Path) -> None:
 
     hush.noise.release.add_noise = noting
     book = Ledger(folder.parent / "data.hush", create=True)
-    train(job(), conduct(folder, ledger=book, resume=True, checkpoint_every=5))
+    train(job(), folder, ledger=book, resume=True, checkpoint_every=5)
 
 
 def test_hazard_21_killed_at_any_moment_the_ledger_states_no_less_than_was_released(tmp_path: Path) -> None:

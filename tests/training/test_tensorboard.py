@@ -2,14 +2,15 @@
 
 import math
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from support.small_fit import blobs, run
-from support.small_job import Crash, conduct, job
+from support.small_job import Crash, job, train
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-from hush.training import HeldOut, train
+from hush.training import HeldOut, Job, TensorBoard
 
 
 def read(folder: Path) -> dict[str, list[tuple[int, float]]]:
@@ -21,7 +22,7 @@ def read(folder: Path) -> dict[str, list[tuple[int, float]]]:
 
 def test_event_files_hold_the_history_and_nothing_else(tmp_path: Path) -> None:
     held_out = HeldOut(data=blobs(100, seed=1), public=True)
-    result = run(tensorboard=True, out=tmp_path / "run", held_out=held_out)
+    result = run(callbacks=[TensorBoard()], out=tmp_path / "run", held_out=held_out)
     found = read(tmp_path / "run" / "tensorboard")
     assert set(found) == {"epsilon", "learning_rate", "accuracy"}, "nothing that was computed from training records"
     for name, points in found.items():
@@ -30,9 +31,14 @@ def test_event_files_hold_the_history_and_nothing_else(tmp_path: Path) -> None:
             assert math.isclose(value, entry[name], rel_tol=1e-6)
 
 
+def with_files(crash_at: int | None = None) -> Job:
+    made = job(crash_at)
+    return replace(made, callbacks=[*made.callbacks, TensorBoard()])
+
+
 def test_event_files_do_not_tell_how_long_an_epoch_took(tmp_path: Path) -> None:
     """That follows the sizes of the lots: all entries have one time, in whole minutes."""
-    run(tensorboard=True, out=tmp_path / "run")
+    run(callbacks=[TensorBoard()], out=tmp_path / "run")
     events = EventAccumulator(str(tmp_path / "run" / "tensorboard"))
     events.Reload()
     (moment,) = {one.wall_time for name in events.Tags()["scalars"] for one in events.Scalars(name)}
@@ -41,21 +47,21 @@ def test_event_files_do_not_tell_how_long_an_epoch_took(tmp_path: Path) -> None:
 
 def test_a_resumed_run_goes_on_in_the_same_folder(tmp_path: Path) -> None:
     with pytest.raises(Crash):
-        train(job(crash_at=3), conduct(tmp_path / "run", tensorboard=True))
-    train(job(), conduct(tmp_path / "run", tensorboard=True, resume=True))
+        train(with_files(crash_at=3), tmp_path / "run")
+    train(with_files(), tmp_path / "run", resume=True)
     found = read(tmp_path / "run" / "tensorboard")
     assert sorted({step for step, _ in found["epsilon"]}) == [0, 10, 20, 30, 40, 50]
 
 
-def test_diagnostics_are_written_only_where_they_were_asked_for(tmp_path: Path) -> None:
-    run(tensorboard=True, out=tmp_path / "run", unsafe_diagnostics=True)
-    assert {"unsafe_training_loss", "unsafe_clipped_share"} <= set(read(tmp_path / "run" / "tensorboard"))
+def test_no_private_value_reaches_event_files(tmp_path: Path) -> None:
+    run(callbacks=[TensorBoard()], out=tmp_path / "run", unsafe_diagnostics=True)
+    assert set(read(tmp_path / "run" / "tensorboard")) == {"epsilon", "learning_rate"}
 
 
 def test_it_is_refused_before_anything_is_charged(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    with pytest.raises(ValueError, match="give out=FOLDER"):
-        run(tensorboard=True)
+    with pytest.raises(ValueError, match="give Run"):
+        run(callbacks=[TensorBoard()])
     monkeypatch.setitem(sys.modules, "torch.utils.tensorboard", None)
-    with pytest.raises(ValueError, match="not installed: pip install 'hush\\[tensorboard\\]'"):
-        run(tensorboard=True, out=tmp_path / "other")
+    with pytest.raises(ValueError, match="not installed: pip install tensorboard"):
+        run(callbacks=[TensorBoard()], out=tmp_path / "other")
     assert not (tmp_path / "other").exists()

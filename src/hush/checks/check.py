@@ -4,107 +4,197 @@ Inputs have the shapes, dtypes and value ranges of a real batch and are drawn an
 nothing of the data. Nothing of the model is changed: buffers and random states are put back.
 """
 
+import math
+import random
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
-from hush.checks.guards import check_losses, is_public, owner_of, refuse_mixing, written_parameter
+from hush.checks.guards import is_public, owner_of, refuse_mixing, written_parameter
+from hush.checks.kept import refuse_kept, what_is_kept
+from hush.checks.neighbours import drawn, extremes, replaced
 from hush.clipping.clips import FlatClip
-from hush.gradients.clipped import clipped_sum
-from hush.sampling.loader import leaves_of, map_leaves
+from hush.errors import MixedExamples
+from hush.gradients.engine import Gradients, Inputs
 
-Forward = Callable[..., Tensor]
 _FEW = 4  # examples in the slow loop
 _LEAST = 1e-9  # smaller gradients cannot be told from zero
+_MOST = 32  # drawn rows
+
+MIXES = (
+    "the loss of an example changes when other examples of the batch are replaced (in its value or its gradient). In "
+    "private training it may depend on that example and the parameters alone: no statistics over the batch, no "
+    "decision by what is in it (`if x.max() > 1`, `if losses.isfinite().all()`), no pairs of examples, no term for the "
+    "batch as a whole. Compute such terms example by example, or leave them out"
+)
 
 
 def check(
-    model: nn.Module, losses_of: Forward, *batch: Any, public_buffers: Sequence[str] = (), copies: int = 1
-) -> None:
-    """Refuse a model or loss whose privacy could not be guaranteed; `losses_of(*batch)` gives one loss per example.
+    model: nn.Module,
+    losses_of: Callable[..., Tensor],
+    /,
+    *inputs: Any,
+    public_buffers: Sequence[str] = (),
+    neighbours: bool = False,
+    **named: Any,
+) -> float | None:
+    """Refuse a model or loss whose privacy could not be guaranteed; `losses_of(model, *inputs)` is one loss per row.
 
-    Looks for: layers that mix examples, a loss that is not one per example, buffers that the forward pass fills, a
-    forward pass that remembers earlier batches, losses or gradients of an example that move when other examples are
-    replaced, trainable parameters that no loss depends on, and a difference between the engine and a slow loop of
-    single backwards. Costs a few forward and backward passes on a batch of this shape.
+    Looks for: layers that mix examples, a loss that is not one per example, what the forward pass keeps (buffers,
+    parameters, attributes), a forward pass that remembers earlier batches, losses or gradients of an example that move
+    when other examples are replaced (by others like them, and by zeros, by values far out of range, by what is not
+    finite), trainable parameters that no loss depends on, and a difference between the engine and a slow loop of single
+    backwards. Costs some forward and backward passes on a batch of this shape.
+
+    With `neighbours` nothing is refused but measured: by how much the clipped sum of a batch moves at most when one of
+    its rows is replaced, over what it may (twice the clip). At most 1 is right; the rows are your own, so the number is
+    private.
 
     >>> model = nn.Linear(3, 1)
-    >>> check(model, lambda x: model(x).square().squeeze(1), torch.zeros(8, 3))
-    >>> check(model, lambda x: model(x - x.mean(0)).square().squeeze(1), torch.randn(8, 3))
+    >>> check(model, lambda model, x: model(x).square().squeeze(1), torch.zeros(8, 3))
+    >>> check(model, lambda model, x: model(x - x.mean(0)).square().squeeze(1), torch.randn(8, 3))
     Traceback (most recent call last):
     ...
-    ValueError: the loss of an example changes when other examples of the batch are replaced...
+    hush.errors.MixedExamples: the loss of an example changes when other examples of the batch are replaced...
     """
-    rows = rows_of(batch)
+    gradients, given = Gradients(losses_of, model), Inputs(inputs, named)
+    if neighbours:
+        return largest_movement(gradients, given)
+    check_gradients(gradients, given, public_buffers)
+    return None
+
+
+def check_gradients(gradients: Gradients, given: Inputs, public_buffers: Sequence[str] = ()) -> None:
+    """The same for what a run computes its gradients with."""
+    model, many = gradients.model, max(_FEW, min(given.rows, _MOST))
     refuse_mixing(model)
-    parameters = {name: p for name, p in model.named_parameters() if p.requires_grad}
+    parameters = gradients.parameters()
     generator = torch.Generator().manual_seed(0)
-    many = max(rows, 2 * copies)
-    one = _like(batch, rows, many, generator)
-    with _undisturbed(model) as buffers, _full_precision():
-        raw = _run(losses_of, one)
-        # The copies of an example may be made before the call, as rows of the batch, or inside it.
-        examples = many if isinstance(raw, Tensor) and raw.numel() == many * copies else many // copies
-        check_losses(raw, examples, copies)
-        losses = _averaged(raw, copies)
-        replaced = torch.arange(examples) % 2 == 1
-        other = _like(batch, rows, many, generator, high=True)
-        other = _mixed(one, other, many, replaced.repeat_interleave(many // examples))
+    one, other = drawn(given, many, generator), drawn(given, many, generator, high=True)
+    odd = torch.arange(many) % 2 == 1
+    with undisturbed(model) as buffers, _full_precision():
+        before = what_is_kept(model)
+        losses = _run(gradients, one)
         _check_buffers(model, buffers, public_buffers)
+        refuse_kept(model, before, public_buffers)
         _check_coverage(losses, parameters)
         tolerance = _tolerance(losses)
-        kept = ~replaced.to(losses.device)
-        first = _outcome(losses, kept, parameters)
-        second, third = (
-            _outcome(_averaged(_run(losses_of, inputs), copies), kept, parameters) for inputs in (other, one)
-        )
-        if not _same(first, third, tolerance):
-            raise ValueError(
-                "the losses of the same inputs under the same random state of torch differ between two calls: the "
-                "forward pass remembers earlier batches, or draws random numbers from elsewhere. State that is filled "
-                "from examples carries them into later steps without noise; draw from torch's own generators"
+        first, again = _outcome(losses, ~odd, parameters), _outcome(_run(gradients, one), ~odd, parameters)
+        if not _same(first, again, tolerance):
+            raise MixedExamples(
+                "losses_of keeps state between calls: the losses of the same inputs under the same random state differ "
+                "between two calls, because the forward pass remembers earlier batches, or draws random numbers from "
+                "elsewhere. State that is filled from examples carries them into later steps without noise; draw from "
+                "the default generators of torch, numpy or Python"
             )
-        if not _same(first, second, tolerance):
-            raise ValueError(
-                "the loss of an example changes when other examples of the batch are replaced (in its value or its "
-                "gradient). In private training it may depend on that example and the parameters alone: no statistics "
-                "over the batch, no pairs of examples, no term for the batch as a whole. Compute such terms example by "
-                "example, or leave them out"
-            )
-        _check_engine(losses, parameters, 50 * tolerance)
+        for rows in (odd, ~odd):
+            usual = _outcome(losses, ~rows, parameters)
+            if not _same(usual, _outcome(_run(gradients, replaced(one, other, rows)), ~rows, parameters), tolerance):
+                raise MixedExamples(MIXES)
+        _check_extremes(gradients, one, losses, parameters, tolerance)
+        _check_engine(gradients, one, losses, parameters, 50 * tolerance)
 
 
-def rows_of(batch: Sequence[Any]) -> int:
-    """The number of examples in a batch: the first dimension of its first tensor."""
-    for leaf in leaves_of(batch):
-        if isinstance(leaf, Tensor) and leaf.ndim:
-            return leaf.shape[0]
-    raise TypeError("expected a batch with at least one tensor that has a row for each example")
+def _check_extremes(
+    gradients: Gradients, one: Inputs, losses: Tensor, parameters: Mapping[str, Tensor], tolerance: float
+) -> None:
+    """The first row, the last, every second, as no record looks; the others must not move. What is refused, passes."""
+    many = len(losses)
+    place = torch.arange(many)
+    for replace in (place == 0, place == many - 1, place % 2 == 1):
+        usual = _outcome(losses, ~replace, parameters)
+        for _, strange in extremes(one):
+            try:
+                found = _outcome(_run(gradients, replaced(one, strange, replace)), ~replace, parameters)
+            except Exception:
+                continue  # a model that does not accept such a row; the run would end there, and release nothing
+            # Where a strange row has no finite gradient, 0 * inf spoils the sum of all: then the losses decide.
+            finite = all(bool(part.isfinite().all()) for part in found)
+            if not _same(usual if finite else usual[:1], found if finite else found[:1], tolerance):
+                raise MixedExamples(MIXES)
 
 
-def _run(losses_of: Forward, batch: Sequence[Any]) -> Tensor:
+def largest_movement(gradients: Gradients, given: Inputs) -> float:
+    """How far the clipped sum moves when one row is replaced, over twice the clip; infinite where the engine refuses.
+
+    Rows are replaced by other rows of the batch, and by rows as no record looks.
+    """
+    several = max(2, min(given.rows, _MOST))
+    one, found = given.take(torch.arange(several) % given.rows), 0.0
+    with undisturbed(gradients.model):
+        try:
+            torch.manual_seed(0)
+            norms = torch.stack(list(gradients.squared_norms(one).values())).sum(0).sqrt()
+            clip = FlatClip(max(float(norms[norms.isfinite()].median()), 1e-6) if norms.isfinite().any() else 1.0)
+            usual = _sums(gradients, one, clip)
+        except ValueError:
+            return math.inf
+        for place in range(min(several, 4)):
+            rows = torch.arange(several) == place
+            others = [one.take((torch.arange(several) + shift) % several) for shift in (1, several // 2)]
+            for other in (*others, *(strange for _, strange in extremes(one))):
+                try:
+                    moved = _sums(gradients, replaced(one, other, rows), clip)
+                except (ValueError, RuntimeError, IndexError):
+                    continue  # what the model itself does not accept
+                squares = [(moved[name] - value).square().sum() for name, value in usual.items()]
+                found = max(found, float(torch.stack(squares).sum().sqrt()) / (2 * clip.groups(["all"])[0].bound))
+    return found
+
+
+def _sums(gradients: Gradients, inputs: Inputs, clip: FlatClip) -> dict[str, Tensor]:
+    torch.manual_seed(0)
+    return {name: value.double() for name, value in gradients.clipped_sum(inputs, clip).tensors.items()}
+
+
+def look_at(gradients: Gradients, given: Inputs) -> None:
+    """On a real batch: its losses with every second row replaced by others of it, and one by zeros. No gradients."""
+    if given.rows < 3:
+        return
+    rows = torch.arange(given.rows)
+    others = given.take(rows.flip(0))
+    with undisturbed(gradients.model), torch.no_grad():
+        usual = _run(gradients, given).double()
+        for other, replace in (
+            (others, rows % 2 == 1),
+            (others, rows % 2 == 0),
+            (dict(extremes(given))["zero"], rows == 1),
+        ):
+            found = _run(gradients, replaced(given, other, replace)).double()
+            kept = (~replace).to(found.device) & usual.isfinite()
+            if not _same([usual[kept]], [found[kept]], 1e-3 if usual.numel() and _is_half(gradients) else 1e-5):
+                raise MixedExamples(MIXES)
+
+
+def _is_half(gradients: Gradients) -> bool:
+    """Whether losses are computed in half precision somewhere; then rounding moves them more."""
+    half = any(p.dtype in (torch.bfloat16, torch.float16) for p in gradients.model.parameters())
+    return half or torch.is_autocast_enabled("cpu") or torch.is_autocast_enabled("cuda")
+
+
+def _run(gradients: Gradients, inputs: Inputs) -> Tensor:
     """One forward pass, always from the same random state."""
     torch.manual_seed(0)
-    with torch.enable_grad():
-        return losses_of(*batch)
-
-
-def _averaged(losses: Tensor, copies: int) -> Tensor:
-    return losses.reshape(-1, copies).mean(1) if copies > 1 else losses
+    np.random.seed(0)  # noqa: NPY002  losses_of may draw from it
+    random.seed(0)
+    return gradients.losses(inputs)
 
 
 def _outcome(losses: Tensor, kept: Tensor, parameters: Mapping[str, Tensor]) -> list[Tensor]:
     """What the kept examples give: their losses, and the gradient of their sum."""
+    kept = kept.to(losses.device)
     gradients = torch.autograd.grad(losses[kept].sum(), list(parameters.values()), retain_graph=True, allow_unused=True)
     return [losses[kept].detach().double(), *(g.double() for g in gradients if g is not None)]
 
 
 def _same(a: Sequence[Tensor], b: Sequence[Tensor], tolerance: float) -> bool:
     return len(a) == len(b) and all(
-        bool(((x - y).norm() <= tolerance * (x.norm() + y.norm()) + 1e-30).item() or torch.equal(x, y))
+        bool(((x - y).norm() <= tolerance * (x.norm() + y.norm()) + 1e-30).item())
+        or torch.equal(x.nan_to_num(7e77), y.nan_to_num(7e77))
         for x, y in zip(a, b, strict=True)
     )
 
@@ -120,7 +210,8 @@ def _check_buffers(model: nn.Module, before: Mapping[str, Tensor], public: Seque
                 f"public_buffers=({name!r},)"
             )
     for name, weight in model.named_parameters():
-        if not is_public(name, public) and not torch.equal(weight, before[name]):
+        public_one = is_public(name, public) and not weight.requires_grad
+        if not public_one and not torch.equal(weight, before[name]):
             raise ValueError(written_parameter(name))
 
 
@@ -134,10 +225,15 @@ def _check_coverage(losses: Tensor, parameters: Mapping[str, Tensor]) -> None:
         )
 
 
-def _check_engine(losses: Tensor, parameters: Mapping[str, Tensor], tolerance: float) -> None:
+def _check_engine(
+    gradients: Gradients, inputs: Inputs, losses: Tensor, parameters: Mapping[str, Tensor], tolerance: float
+) -> None:
     """The engine's clipped sum of a few examples against backward passes of one example at a time, added in float64."""
     few = range(min(_FEW, len(losses)))
-    alone = [torch.autograd.grad(losses[i], list(parameters.values()), retain_graph=True) for i in few]
+    alone = [
+        torch.autograd.grad(losses[i], list(parameters.values()), retain_graph=True, materialize_grads=True)
+        for i in few
+    ]
     norms = [torch.stack([g.double().square().sum() for g in one]).sum().sqrt() for one in alone]
     bound = 0.75 * float(max(norms))
     if not _LEAST < bound < float("inf"):
@@ -145,7 +241,8 @@ def _check_engine(losses: Tensor, parameters: Mapping[str, Tensor], tolerance: f
     factors = [min(1.0, bound / max(float(norm), 1e-300)) for norm in norms]
     expected = [sum(f * one[k].double() for f, one in zip(factors, alone, strict=True)) for k in range(len(parameters))]
     mask = torch.arange(len(losses), device=losses.device) < len(few)
-    total = clipped_sum(losses, parameters, FlatClip(bound), mask=mask)
+    torch.manual_seed(0)
+    total = gradients.clipped_sum(inputs, FlatClip(bound), mask=mask)
     scale = sum(f * norm for f, norm in zip(factors, norms, strict=True))
     for (name, value), exact in zip(total.tensors.items(), expected, strict=True):
         error = float((value.detach().double() - exact).norm() / scale)
@@ -153,7 +250,7 @@ def _check_engine(losses: Tensor, parameters: Mapping[str, Tensor], tolerance: f
             raise ValueError(
                 f"the gradient engine and a slow loop disagree for parameter {name!r} by {error:.1e} of the sum, on "
                 "synthetic inputs. This must not happen; please report the model. Until then this model cannot be "
-                "trained privately"
+                "trained privately; Machine(engine='reference') computes one example after another"
             )
 
 
@@ -196,7 +293,7 @@ def _full_precision() -> Iterator[None]:
 
 
 @contextmanager
-def _undisturbed(model: nn.Module) -> Iterator[dict[str, Tensor]]:
+def undisturbed(model: nn.Module) -> Iterator[dict[str, Tensor]]:
     """Buffers, parameters and random states as they were, whatever happens inside; hands out copies of the tensors."""
     places = {
         f"{prefix}.{name}" if prefix else name: (module, name, buffer)
@@ -207,10 +304,13 @@ def _undisturbed(model: nn.Module) -> Iterator[dict[str, Tensor]]:
     copies = {name: buffer.detach().clone() for name, (_, _, buffer) in places.items()}
     weights = dict(model.named_parameters())
     copies |= {name: weight.detach().clone() for name, weight in weights.items()}
+    numpy_state, python_state = np.random.get_state(), random.getstate()  # noqa: NPY002
     with torch.random.fork_rng():
         try:
             yield copies
         finally:
+            np.random.set_state(numpy_state)  # noqa: NPY002
+            random.setstate(python_state)
             with torch.no_grad():
                 for full, (module, name, buffer) in places.items():
                     if module._buffers.get(name) is not buffer:
@@ -220,39 +320,3 @@ def _undisturbed(model: nn.Module) -> Iterator[dict[str, Tensor]]:
                 for full, weight in weights.items():
                     if not torch.equal(weight, copies[full]):
                         weight.copy_(copies[full])
-
-
-def _like(
-    batch: Sequence[Any], rows: int, many: int, generator: torch.Generator, *, high: bool = False
-) -> tuple[Any, ...]:
-    """A drawn batch with the shapes, dtypes and ranges of this one; `high` draws from the upper quarter only."""
-
-    def draw(leaf: Any) -> Any:
-        if not isinstance(leaf, Tensor) or not leaf.ndim or leaf.shape[0] != rows or not leaf.numel():
-            return leaf
-        shape = (many, *leaf.shape[1:])
-        if leaf.dtype == torch.bool:
-            return torch.randint(2, shape, generator=generator).bool().to(leaf.device)
-        low, top = (float(end) for end in torch.aminmax(torch.nan_to_num(leaf.detach().double(), 0.0, 1.0, -1.0)))
-        if not leaf.is_floating_point():
-            return torch.randint(int(low), int(top) + 1, shape, generator=generator).to(leaf.device, leaf.dtype)
-        if high:
-            low += 0.75 * (top - low)
-        drawn = low + (top - low) * torch.rand(shape, generator=generator, dtype=torch.float64)
-        return drawn.to(leaf.device, leaf.dtype)
-
-    return tuple(map_leaves(draw, part) for part in batch)
-
-
-def _mixed(one: Any, other: Any, many: int, replaced: Tensor) -> tuple[Any, ...]:
-    """`one` with the replaced rows of `other`."""
-    rest = iter(leaves_of(other))
-
-    def join(leaf: Any) -> Any:
-        new = next(rest)
-        if not isinstance(leaf, Tensor) or not leaf.ndim or leaf.shape[0] != many:
-            return leaf
-        choose = replaced.to(leaf.device).view(-1, *[1] * (leaf.ndim - 1))
-        return torch.where(choose, new, leaf)
-
-    return tuple(map_leaves(join, part) for part in one)

@@ -1,20 +1,22 @@
-"""What `Private` looks at in every step: the losses' shape, layers that mix examples, buffers, the optimizer.
+"""What `Private` looks at in every step: layers that mix examples, buffers and parameters that are written, optimizers.
 
-These checks see shapes, flags and version counters, so they wait for no device and say nothing of the data; only the
-first forward pass of a model is followed by a look at what its parameters and buffers hold, since `.data` is written
-without a trace. What only a second forward pass can show is the business of `selfcheck`.
+These checks see flags and version counters, so they wait for no device and say nothing of the data. What `.data` writes
+without a trace is found by what the tensors hold: after the first forward pass, before lots 1, 2, 4, 8, ... and
+whenever the state is saved. What only a second forward pass can show is the business of `check`.
 """
 
 import math
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from fnmatch import fnmatchcase
 from operator import attrgetter, itemgetter
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from hush.checks.batchnorm import may_mix, mixes_examples
 from hush.clipping.clips import Clip
+from hush.errors import NotSupported
 
 _version = attrgetter("_version")
 _PARTS = itemgetter("_parameters", "_buffers", "_modules", "_forward_hooks", "_forward_pre_hooks")
@@ -65,6 +67,8 @@ class Guard:
     """Watches one model; `public_buffers` are patterns of buffers that may change because they tell nothing of data."""
 
     def __init__(self, model: nn.Module, public_buffers: Sequence[str] = ()) -> None:
+        if isinstance(public_buffers, str):
+            raise TypeError(f"public_buffers are several patterns: write ({public_buffers!r},)")
         self._model = model
         self.public = tuple(public_buffers)
         self._changes = 0
@@ -81,13 +85,16 @@ class Guard:
         self._names: set[str] = set()
         self._sums: list[int] | None = None
         """Of the bits of all watched tensors, until the first forward pass was looked at."""
+        self._kept: dict[str, tuple[tuple[int, int], int]] = {}
+        """Of what must not change in the run: version and place, and the bits."""
 
-    def begin_lot(self) -> dict[str, nn.Parameter]:
-        """The trainable parameters of this lot; notes the buffers, refuses layers that mix or remember examples."""
+    def begin_lot(self, step: int = 0) -> dict[str, nn.Parameter]:
+        """The trainable parameters of this lot; refuses layers that mix examples, and buffers that changed since."""
         survey = [] if self._scripted else _survey(self._modules)
         if survey and survey == self._survey:
             if self._suspects and any(map(mixes_examples, self._suspects)):
                 refuse_mixing(self._model)
+            self._compare(always=step & (step - 1) == 0)
             self._versions = self._versions_now()
             self._sums = None if self._sums is None else self._sums_now()
             return self._trainable
@@ -96,7 +103,10 @@ class Guard:
         if not trainable:
             raise ValueError("the model has no trainable parameter: every parameter has requires_grad=False")
         self._buffers = {name: b for name, b in self._model.named_buffers() if not is_public(name, self.public)}
-        self._weights = {name: p for name, p in self._model.named_parameters() if not is_public(name, self.public)}
+        self._weights = {
+            name: p for name, p in self._model.named_parameters() if p.requires_grad or not is_public(name, self.public)
+        }
+        self._compare(always=True)
         self._versions, self._sums = self._versions_now(), self._sums_now()
         self._names = {name for name, _ in self._model.named_buffers()}
         self._trainable, self._suspects = trainable, [module for module in self._model.modules() if may_mix(module)]
@@ -107,6 +117,47 @@ class Guard:
         if not survey or survey != self._survey:
             self._survey, self._changes = survey, self._changes + 1
         return trainable
+
+    def begin_anew(self) -> None:
+        """What buffers and frozen parameters hold now is what they held when the run began."""
+        self._survey, self._kept = [], {}
+        self.begin_lot()
+
+    def must_train(self, parameters: Mapping[str, Tensor]) -> None:
+        """Refuse other trainable parameters than those of the lot."""
+        now = {name: id(p) for name, p in self._model.named_parameters() if p.requires_grad}
+        if now != {name: id(p) for name, p in parameters.items()}:
+            changed = sorted(now.keys() ^ parameters.keys()) or ["(replaced)"]
+            raise RuntimeError(
+                f"the trainable parameters changed inside a lot: {', '.join(changed[:4])}. Freeze, unfreeze and add "
+                "parameters between lots; private.abandon() gives this lot up"
+            )
+
+    def must_hold_nothing_new(self) -> None:
+        """Refuse buffers and frozen parameters that are not what they were when the run began."""
+        self._compare(always=True)
+
+    def _compare(self, *, always: bool) -> None:
+        """What buffers and frozen parameters hold now, against the beginning of the run; public ones may change.
+
+        Versions tell at once what was written by an operation, even between lots; `always` looks at the bits as well.
+        """
+        watched = dict(self._buffers) | {name: p for name, p in self._weights.items() if not p.requires_grad}
+        for name in self._kept.keys() - watched.keys():
+            del self._kept[name]  # trained by now, or gone
+        for name, tensor in watched.items():
+            seen = (tensor._version, tensor.data_ptr())
+            if name in self._kept and not always and self._kept[name][0] == seen:
+                continue
+            bits = int(_sum_of_bits(tensor))
+            if name in self._kept and self._kept[name][1] != bits:
+                raise RuntimeError(
+                    f"{name!r} of {owner_of(self._model, name)} was changed during the run, and not by private.step. "
+                    "A buffer or a frozen parameter that is filled from the examples (prototypes, a memory bank, "
+                    "running statistics) carries raw data into the model without noise. Leave it as it was; if what it "
+                    f"holds does not depend on the examples, declare it: Private(..., public_buffers=({name!r},))"
+                )
+            self._kept[name] = (seen, bits)
 
     def _versions_now(self) -> list[int]:
         """How often each watched tensor was written into, buffers, then parameters; then where the buffers lie."""
@@ -122,11 +173,6 @@ class Guard:
         """Other numbers whenever a lot began with other modules, modes, hooks, parameters or buffers than before."""
         return self._changes, *map(Tensor.data_ptr, self._all_buffers)
 
-    def at_backward(self, losses: Tensor, rows: int, copies: int) -> None:
-        """Refuse losses that are not one per example, and a forward pass that wrote into buffers or parameters."""
-        check_losses(losses, rows, copies)
-        self.after_forward()
-
     def after_forward(self) -> None:
         """Refuse a forward pass that mixed examples or wrote into buffers or parameters."""
         refuse_mixing(self._model)
@@ -138,8 +184,8 @@ class Guard:
         if buffers:
             name = buffers[0]
             raise RuntimeError(
-                f"buffer {name!r} of {owner_of(self._model, name)} was changed between the start of the lot and "
-                "backward. A buffer that the forward pass fills from the batch carries raw data into the model "
+                f"buffer {name!r} of {owner_of(self._model, name)} was changed between the start of the lot and the "
+                "end of add. A buffer that the forward pass fills from the batch carries raw data into the model "
                 "without noise. Freeze it (eval mode, track_running_stats=False); if what it holds does not depend on "
                 f"the examples (a counter, say), declare it: Private(..., public_buffers=({name!r},))"
             )
@@ -162,18 +208,21 @@ _BITS = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 
 
 def _sum_of_bits(tensor: Tensor) -> Tensor:
+    """A number for the bits and their places: rows that change places change it."""
     flat = (tensor.detach() if tensor.layout == torch.strided else tensor.detach().to_dense()).contiguous()
     flat = torch.view_as_real(flat) if flat.is_complex() else flat
-    return flat.view(_BITS[flat.element_size()]).sum(dtype=torch.int64)
+    words = flat.view(_BITS[flat.element_size()]).reshape(-1)
+    weights = torch.arange(1, 2 * len(words), 2, device=words.device)  # odd, so that every bit counts modulo 2^64
+    return (words.long() * weights).sum() if len(words) else torch.zeros((), dtype=torch.int64)
 
 
 def written_parameter(name: str) -> str:
     """What to say of a parameter that changed without a release."""
     return (
-        f"parameter {name!r} was written between the start of the lot and backward, by the forward pass or beside it. "
-        "Only private.step may change parameters by what is in the data: an Embedding with max_norm scales the rows "
-        "that occur in a batch, statistics kept in a frozen parameter hold raw data. Leave max_norm out; change "
-        "weights between lots; declare a frozen parameter that knows nothing of the data with public_buffers"
+        f"parameter {name!r} was written between the start of the lot and the end of add, by the forward pass or "
+        "beside it. Only private.step may change parameters by what is in the data: an Embedding with max_norm scales "
+        "the rows that occur in a batch, statistics kept in a frozen parameter hold raw data. Leave max_norm out; "
+        "change weights between lots; declare a frozen parameter that knows nothing of the data with public_buffers"
     )
 
 
@@ -193,30 +242,19 @@ def is_public(buffer: str, patterns: Sequence[str]) -> bool:
     return any(fnmatchcase(buffer, pattern) for pattern in patterns)
 
 
+def must_match(model: nn.Module, patterns: Sequence[str]) -> None:
+    """Refuse a declaration that matches nothing: it was mistyped, or is about another model."""
+    names = [name for name, _ in [*model.named_buffers(), *model.named_parameters()]]
+    names += [f"{at}.{name}" if at else name for at, module in model.named_modules() for name in vars(module)]
+    names += [f"{at}.extra state" if at else "extra state" for at, _ in model.named_modules()]
+    for pattern in patterns:
+        if not any(fnmatchcase(name, pattern) for name in names):
+            raise ValueError(f"public_buffers has {pattern!r}, which matches no buffer of the model: mistyped?")
+
+
 def owner_of(model: nn.Module, buffer: str) -> str:
     """The class of the module that owns the buffer."""
     return type(model.get_submodule(buffer.rpartition(".")[0])).__name__
-
-
-def check_losses(losses: Tensor, rows: int, copies: int = 1) -> None:
-    """Refuse anything but a vector with one loss for each row (times copies)."""
-    if not isinstance(losses, Tensor):
-        raise TypeError(f"losses must be a tensor with one loss for each example, got {type(losses).__name__}")
-    if losses.ndim == 0:
-        raise ValueError(
-            "expected one loss for each example, got a scalar. A loss that is averaged or summed over the batch "
-            "cannot be clipped example by example: use reduction='none'. A term for the whole batch (a penalty on the "
-            "weights, say) belongs into the optimizer (weight_decay) or, per example, into each loss"
-        )
-    if not losses.is_floating_point():
-        raise TypeError(f"losses must be floating point, got {losses.dtype}")
-    expected = {(rows * copies,), (rows, copies)} if copies > 1 else {(rows,)}
-    if tuple(losses.shape) not in expected:
-        raise ValueError(
-            f"expected losses of shape {' or '.join(map(str, sorted(expected)))}, one for each example of the batch"
-            f"{f' and each of its {copies} copies' if copies > 1 else ''}, got {tuple(losses.shape)}. Average tokens "
-            "or pixels per example first; for several augmentations of an example call backward(losses, copies=K)"
-        )
 
 
 def check_groups(clip: Clip, parameters: Mapping[str, Tensor], *, noisy: bool) -> None:
@@ -229,19 +267,58 @@ def check_groups(clip: Clip, parameters: Mapping[str, Tensor], *, noisy: bool) -
             )
 
 
-def check_optimizer(optimizer: torch.optim.Optimizer, covered: Collection[Tensor]) -> None:
-    """Refuse an optimizer that would use a gradient that is not the released one."""
-    if isinstance(optimizer, torch.optim.LBFGS):
-        raise TypeError("LBFGS evaluates the loss again inside its step, without noise or charge; use another one")
-    ours: set[int] | None = None
-    for number, group in enumerate(optimizer.param_groups):
-        for parameter in group["params"]:
-            if parameter.grad is None:
-                continue
-            ours = ours or set(map(id, covered))
-            if id(parameter) not in ours:
-                raise RuntimeError(
-                    f"a parameter of shape {tuple(parameter.shape)} in group {number} of the optimizer has a gradient "
-                    "that is not private: it is not a trainable parameter of the model in this lot. Take it out of "
-                    "the optimizer, set its .grad to None, or freeze and unfreeze parameters only between lots"
-                )
+def check_optimizers(
+    optimizers: Sequence[torch.optim.Optimizer], trained: Mapping[str, Tensor], model: nn.Module, *, first: bool = False
+) -> None:
+    """Refuse optimizers that would not use the released gradients, each once, and no others.
+
+    At the `first` step of a run also those that have taken steps before: their averages hold other gradients.
+    """
+    if not optimizers:
+        return
+    names = {id(p): name for name, p in trained.items()}
+    held: set[int] = set()
+    for optimizer in optimizers:
+        if not isinstance(optimizer, torch.optim.Optimizer):
+            raise TypeError(f"expected an optimizer of torch, got {type(optimizer).__name__}")
+        if isinstance(optimizer, torch.optim.LBFGS):
+            raise TypeError("LBFGS evaluates the loss again inside its step, without noise or charge; use another one")
+        if first and any(map(_was_used, optimizer.state.values())):
+            raise NotSupported(
+                f"expected a new optimizer, got a {type(optimizer).__name__} with state from earlier steps: averages "
+                "of other gradients, perhaps of these records without noise, would enter the released model. Make a "
+                "new one with the model's parameters"
+            )
+        for number, group in enumerate(optimizer.param_groups):
+            for parameter in group["params"]:
+                if id(parameter) in names:
+                    if id(parameter) in held:
+                        raise ValueError(
+                            f"parameter {names[id(parameter)]!r} is held twice by the optimizers of a step"
+                        )
+                    held.add(id(parameter))
+                elif parameter.grad is not None or (parameter.requires_grad and not _holds(model, parameter)):
+                    raise RuntimeError(
+                        f"a parameter of shape {tuple(parameter.shape)} in group {number} of "
+                        f"{type(optimizer).__name__} is not a trainable parameter of the model in this lot, and its "
+                        "gradient is not private. Take "
+                        "it out of the optimizer, or freeze and unfreeze parameters only between lots"
+                    )
+    missing = [name for key, name in names.items() if key not in held]
+    if missing:
+        raise ValueError(
+            f"no optimizer of this step holds the trainable parameters {', '.join(missing[:5])}"
+            f"{', ...' if len(missing) > 5 else ''}: they would be paid for and never move. Make the optimizer with "
+            "them, freeze them with requires_grad_(False), or call private.step() and use the gradients yourself"
+        )
+
+
+def _was_used(state: Mapping[str, Any]) -> bool:
+    """Whether a parameter's state has seen a gradient."""
+    if "step" in state:
+        return float(state["step"]) > 0
+    return any(bool(value.count_nonzero()) for value in state.values() if isinstance(value, Tensor))
+
+
+def _holds(model: nn.Module, parameter: Tensor) -> bool:
+    return any(one is parameter for one in model.parameters())

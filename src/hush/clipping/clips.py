@@ -159,7 +159,7 @@ class QuantileClip(Clip):
     >>> clip = QuantileClip(initial=1.0, quantile=0.5, count_noise=20.0)
     >>> round(clip.gradient_noise(1.0), 6)
     1.001252
-    >>> clip.updated(noised_count=50.0, expected_size=100).initial < 1.0      # all norms were below: the bound shrinks
+    >>> clip.updated(noised_count=50.0, lot_size=100).initial < 1.0      # all norms were below: the bound shrinks
     True
     """
 
@@ -194,9 +194,9 @@ class QuantileClip(Clip):
             raise ValueError(f"expected count_noise > noise multiplier, got {self.count_noise}, {noise_multiplier}")
         return left**-0.5
 
-    def updated(self, *, noised_count: float, expected_size: float) -> "QuantileClip":
-        """The rule for the next lot. `noised_count` is the released count, `expected_size` the public constant L."""
-        share = min(1.0, max(0.0, 0.5 + noised_count / expected_size))
+    def updated(self, *, noised_count: float, lot_size: float) -> "QuantileClip":
+        """The rule for the next lot. `noised_count` is the released count, `lot_size` the public constant L."""
+        share = min(1.0, max(0.0, 0.5 + noised_count / lot_size))
         exponent = -self.learning_rate * (share - self.quantile)
         return replace(self, initial=min(1e12, max(1e-9, self.initial * math.exp(exponent))))
 

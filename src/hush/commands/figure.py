@@ -26,7 +26,9 @@ def must_be_drawable(path: Path) -> None:
     if not path.parent.is_dir() or path.is_dir():
         raise ValueError(f"--plot must name a file in a folder that exists, got {path}")
     if find_spec("matplotlib") is None:
-        raise ValueError("--plot needs matplotlib, which is not installed; leave --plot out, or install it")
+        raise ValueError(
+            "--plot needs matplotlib, which is not installed; leave --plot out, or pip install 'hush[plot]'"
+        )
 
 
 def draw(path: Path, *, epochs: Sequence[int], curves: Mapping[str, Sequence[float]], title: str) -> None:

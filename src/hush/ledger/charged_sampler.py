@@ -9,7 +9,7 @@ from hush.ledger.charging import ChargeAccount
 from hush.plan import Plan
 from hush.randomness.streams import Key, this_process
 from hush.sampling.draws import Indices
-from hush.sampling.lots import Lot
+from hush.sampling.lot import Lot
 
 
 class ChargedSampler:

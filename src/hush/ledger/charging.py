@@ -1,14 +1,16 @@
 """The account that a run charges: a new one on a ledger, one that was opened before, or one in memory."""
 
 import secrets
+from contextlib import suppress
 from datetime import UTC, datetime
 from os import PathLike
 from typing import Any, Protocol
 
+from hush import accounting
 from hush.accounting.approximate_noise import epsilon_of_inexact
 from hush.accounting.bounds import Bounds, Budget
-from hush.ledger import Ledger, MemoryAccount
-from hush.plan import Plan
+from hush.ledger import BudgetExhausted, Head, Ledger, MemoryAccount
+from hush.plan import Plan, PrivatePreprocessing
 
 
 class ChargeAccount(Protocol):
@@ -34,6 +36,7 @@ def open_account(
     distance: float = 0.0,
     data: Any = None,
     create: bool = False,
+    seeded: bool = False,
 ) -> ChargeAccount | None:
     """The account for this plan; None for a plan without noise, which nothing can be charged for.
 
@@ -53,24 +56,67 @@ def open_account(
     if plan.budget is not None and distance > 0:
         _require_room(plan, plan.budget, distance)
     if ledger is None:
-        return MemoryAccount(units=plan.units, upfront=plan.spent, budget=plan.budget, distance=distance)
+        return MemoryAccount(units=plan.units, upfront=plan.preprocessing, budget=plan.budget, distance=distance)
     if not isinstance(ledger, str | PathLike | Ledger):
         if ledger.total != sum(count for _, count in plan.units):
             raise ValueError(
                 f"the account holds {ledger.total} units and the plan {sum(count for _, count in plan.units)}: open "
-                "it with units=plan.units, upfront=plan.spent"
+                "it with units=plan.units, upfront=plan.preprocessing"
             )
         return ledger
     book = ledger if isinstance(ledger, Ledger) else Ledger(ledger, create=create)
-    name = f"{datetime.now(UTC):%Y-%m-%dT%H:%M:%S}-{secrets.token_hex(4)}"
+    name = f"{datetime.now(UTC):%Y-%m-%dT%H:%M:%S}-{secrets.token_hex(4)}" + seeded * " (seeded, NOT PRIVATE)"
     return book.open_account(
         name,
         budget=plan.budget or _own_budget(plan, distance),
         units=plan.units,
-        upfront=plan.spent,
+        upfront=plan.preprocessing,
         data=data,
         distance=distance,
     )
+
+
+def resume_account(
+    plan: Plan, ledger: "str | PathLike[str] | Ledger | ChargeAccount | None", saved: Any, charged: int
+) -> ChargeAccount | None:
+    """The account that a saved run has charged, taken over; `saved` is what its state kept of it."""
+    if not plan.private:
+        return None
+    if isinstance(ledger, str | PathLike | Ledger):
+        book = ledger if isinstance(ledger, Ledger) else Ledger(ledger)
+        if saved is None or saved["ledger"] is None:
+            raise ValueError(f"the saved run was charged to no ledger, and now {book.path} is given: leave it out")
+        if saved["seen"] is not None:
+            book.must_include(Head.from_dict(saved["seen"]))
+        return book.resume_account(saved["name"])
+    if ledger is not None:
+        return ledger
+    if saved is not None and saved["ledger"] is not None:
+        raise ValueError(f"the saved run was charged to {saved['ledger']}: resume it with that ledger")
+    return MemoryAccount(units=plan.units, upfront=plan.preprocessing, budget=plan.budget, spent=charged)
+
+
+def do_preprocessing(access: PrivatePreprocessing, account: "ChargeAccount | None") -> None:
+    """Do what was charged with the account. Where it was another event than declared, that goes on record first."""
+    done = access.run()
+    if done == access.event:
+        return
+    book, delta = ledger_of(account), 1e-5
+    if book is not None:
+        cost = Budget(epsilon=max(accounting.epsilon(done, delta=delta).upper, 1e-9), delta=delta)
+        title = f"{access.name[:120]}, not as declared {secrets.token_hex(4)}"
+        with suppress(BudgetExhausted):  # the cap leaves no room; what is refused below says the rest
+            book.open_account(title, budget=cost, units=((done, 1),)).take()
+    raise ValueError(
+        f"the preprocessing {access.name!r} was {done}, but {access.event} was charged: it was done, so its "
+        "own cost is put on the ledger beside what was charged. Declare the event that it "
+        "really is, and do not use its result here"
+    )
+
+
+def ledger_of(account: "ChargeAccount | None") -> Ledger | None:
+    """The ledger behind an account; None for one in memory."""
+    return getattr(account, "_ledger", None)
 
 
 def _own_budget(plan: Plan, distance: float) -> Budget:

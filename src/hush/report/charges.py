@@ -65,13 +65,13 @@ class Answer:
 
 
 def accesses(plan: Plan, facts: Mapping[str, Any], *, delta: float) -> tuple[Access, ...]:
-    """Upfront access, training, and reserve, each with its share; they sum to one."""
+    """Preprocessing, training, and reserve, each with its share; they sum to one."""
     done = max(int(facts["run"].get("charged", 0)), 0)
     total = sum(count for _, count in plan.units)
     parts: list[tuple[str, Event, int]] = []
-    if plan.spent != NOTHING:
-        name = facts["upfront"]["name"] or "before this run"
-        parts += [(name, event, count) for event, count in parts_of(plan.spent)]
+    if plan.preprocessing != NOTHING:
+        name = facts["preprocessing"]["name"] or "before this run"
+        parts += [(name, event, count) for event, count in parts_of(plan.preprocessing)]
     left = done
     for event, count in plan.units:
         used = min(count, left)

@@ -68,7 +68,7 @@ def page_of(statement: "Statement") -> str:
         _key_numbers(statement),
         f'<div class="charts">{"".join(_charts(statement))}</div>',
         _section("Guarantee", _list(sections["Guarantee"])),
-        _section("Accesses to the data, all charged", _accesses(statement)),
+        _section("Accesses that this run charged", _accesses(statement)),
         _section("Not covered", _sentences(statement.not_covered)),
         _section("What was run", _list(sections["What was run"])),
         _section("Assumed public", _sentences(statement.assumed_public)),
@@ -127,7 +127,7 @@ def _charts(statement: "Statement") -> list[str]:
                     shown=(lambda v: f"{100 * v:.4g} %") if as_share else (lambda v: f"{v:.4g}"),
                 )
             )
-    spent = [(entry["epoch"], entry["epsilon"]) for entry in history]
+    spent = [(entry["epoch"], entry["epsilon"]) for entry in history if entry["epsilon"] is not None]
     if spent:
         limit = statement.plan.budget.epsilon if statement.plan.budget is not None else None
         charts.append(

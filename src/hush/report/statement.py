@@ -5,6 +5,7 @@ and NIST SP 800-226: unit, adjacency, trust model, parameters and their lower bo
 constants taken as public, source of the noise, side channels, versions.
 """
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -23,7 +24,8 @@ from hush.report.charges import Access, Answer, accesses, answers
 class Statement:
     """What can be said about a run; `print(statement)` gives the text, `to_dict()` the JSON."""
 
-    epsilon: Bounds
+    cost: Bounds
+    """Epsilon of the whole plan, for whoever cannot repeat its randomness."""
     delta: float
     accountant: Accountant
     private: bool
@@ -34,12 +36,18 @@ class Statement:
     ledger: Mapping[str, Any] | None
 
     @property
+    def epsilon(self) -> Bounds:
+        """The guarantee: infinite for a run that protects nobody."""
+        return self.cost if self.private else Bounds(math.inf, math.inf)
+
+    @property
     def headline(self) -> str:
         """The one sentence to quote."""
         who, size = self.facts["data"]["name"], self.facts["data"]["examples"]
-        cost = f"epsilon = {rounded_up(self.epsilon.upper)} at delta = {rounded_up(self.delta, 6)}"
+        cost = f"epsilon = {rounded_up(self.cost.upper)} at delta = {rounded_up(self.delta, 6)}"
         if not self.private:
-            return f"NOT PRIVATE: {words.why_not_private(self.facts)} (It would cost {cost}.)"
+            why = f"NOT PRIVATE, epsilon is infinite: {words.why_not_private(self.facts)}"
+            return f"{why} (It would cost {cost}.)" if math.isfinite(self.cost.upper) else why
         return (
             f"This run is differentially private for each of the {size:,} records of {who}, with {cost} "
             f"({words.ADJACENCY_SHORT} adjacency)."
@@ -81,25 +89,25 @@ class Statement:
         return {
             "headline": self.headline,
             "private": self.private,
-            "epsilon": self.epsilon.upper,
-            "epsilon_lower": self.epsilon.lower,
+            "epsilon": self.epsilon.upper if self.private else None,
+            "epsilon_lower": self.epsilon.lower if self.private else None,
+            "would_cost": None if self.private or not math.isfinite(self.cost.upper) else self.cost.upper,
             "delta": self.delta,
             "accountant": self.accountant,
             "adjacency": accounting.ADJACENCY,
-            "unit": words.UNIT,
+            "unit": self.facts["about"]["unit"],
             "accountants": [answer.to_dict() for answer in self.answers],
             "accesses": [access.to_dict() for access in self.accesses],
             "not_covered": list(self.not_covered),
             "assumed_public": list(self.assumed_public),
             "sections": {title: dict(rows) for title, rows in self.sections()},
             "ledger": None if self.ledger is None else dict(self.ledger),
-            "facts": {**self.facts, "account": {**self.facts["account"], "ledger": self._ledger_file()}},
+            "facts": {
+                **self.facts,
+                "account": _without_place(self.facts["account"]),
+                "run": {**self.facts["run"], "account": _without_place(self.facts["run"].get("account"))},
+            },
         }
-
-    def _ledger_file(self) -> str | None:
-        """The ledger's name without its place: a report is given to others."""
-        path = self.facts["account"].get("ledger")
-        return None if path is None else Path(path).name
 
     def __str__(self) -> str:
         from hush.report.text import text_of
@@ -107,24 +115,29 @@ class Statement:
         return text_of(self)
 
 
+def _without_place(account: Mapping[str, Any] | None) -> dict[str, Any] | None:
+    """The account with its ledger's name, not the place: a report is given to others."""
+    if account is None or account.get("ledger") is None:
+        return None if account is None else dict(account)
+    return {**account, "ledger": Path(account["ledger"]).name}
+
+
 def statement_of(facts: Mapping[str, Any], *, ledger: Ledger | None = None) -> Statement:
     """The statement for a run's facts; epsilon is the whole plan's, reserve included, wherever the run ended."""
     plan = Plan.from_dict(facts["run"]["plan"])
-    assert plan.budget is not None
-    delta, accountant = plan.budget.delta, facts["accountant"]
+    delta = min(1e-5, 0.1 / plan.lots.examples) if plan.budget is None else plan.budget.delta
+    accountant = plan.accountant
     return Statement(
-        epsilon=epsilon_of_inexact(
-            lambda delta: plan.epsilon(delta=delta, accountant=accountant),
-            delta=delta,
-            distance=facts.get("distance", 0.0),
+        cost=epsilon_of_inexact(
+            lambda delta: plan.epsilon(delta=delta), delta=delta, distance=facts.get("distance", 0.0)
         ),
         delta=delta,
         accountant=accountant,
-        private=plan.private and facts["seed"] is None,
+        private=plan.private and facts["seed"] is None and not facts["seeded_parts"],
         plan=plan,
         facts=facts,
-        accesses=accesses(plan, facts, delta=delta),
-        answers=answers(plan, delta=delta, chosen=accountant),
+        accesses=accesses(plan, facts, delta=delta) if plan.private else (),
+        answers=answers(plan, delta=delta, chosen=accountant) if plan.private else (),
         ledger=None if ledger is None else _ledger_facts(ledger, facts, delta),
     )
 

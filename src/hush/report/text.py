@@ -19,10 +19,11 @@ def text_of(statement: "Statement") -> str:
         lines += ["", *textwrap.wrap(plain(f"Warning: {note}"), _WIDTH)]
     for title, rows in statement.sections()[:3]:
         lines += ["", title, *(line for label, words in rows for line in _row(label, words))]
-    lines += ["", "Accesses to the data, all charged"]
+    lines += ["", "Accesses that this run charged"]
     for access in statement.accesses:
         lines += _row(f"{access.share:.1%}", f"{access.name}: {access.times} x {access.mechanism}")
-    lines += ["", "Accountants side by side"]
+    if statement.answers:
+        lines += ["", "Accountants side by side"]
     for answer in statement.answers:
         value = "no answer" if answer.epsilon is None else f"epsilon {rounded_up(answer.epsilon)}"
         remark = f" ({answer.why})" if answer.why else " (this statement's)" if answer.chosen else ""

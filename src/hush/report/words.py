@@ -15,7 +15,6 @@ if TYPE_CHECKING:
 
 Rows = tuple[tuple[str, str], ...]
 
-UNIT = "one record (row) of the training set"
 ADJACENCY_SHORT = "zero-out"
 ADJACENCY = (
     "zero-out: two datasets are neighbours if one record of one is replaced by a null record that contributes nothing "
@@ -34,11 +33,13 @@ def why_not_private(facts: Mapping[str, Any]) -> str:
     """Why a run protects nobody."""
     if facts["seed"] is not None:
         return "lots and noise came from a fixed seed, so whoever knows the seed can subtract the noise."
+    if facts["seeded_parts"]:
+        return "a projection was made with noise from a fixed seed, so whoever knows the seed can subtract it."
     return "the plan has (next to) no noise."
 
 
 def guarantee(statement: "Statement") -> Rows:
-    e = statement.epsilon
+    e, about = statement.cost, statement.facts["about"]
     rows = [
         ("Epsilon", f"{rounded_up(e.upper)} at delta {rounded_up(statement.delta, 6)}, for the whole plan"),
         (
@@ -46,13 +47,22 @@ def guarantee(statement: "Statement") -> Rows:
             f"the accounted event costs at least {math.floor(1000 * e.lower) / 1000:g}; no accountant can state less",
         ),
         ("Accountant", ACCOUNTANT_NAMES[statement.accountant]),
-        ("Unit of privacy", UNIT),
+        ("Unit of privacy", about["unit"]),
         ("Adjacency", ADJACENCY),
         ("What is protected", "all that the run releases: every noisy gradient, so every model of the run"),
         ("Trust model", "central: whoever runs the training sees the data"),
     ]
     if statement.accountant != "pld":
         rows.pop(1)
+    if not statement.private:
+        return (("Epsilon", "infinite: this run protects nobody"), *rows[-4:])
+    for label, name in (
+        ("Justification", "justification"),
+        ("Public data used", "public_data"),
+        ("Run by", "operator"),
+    ):
+        if about[name]:
+            rows.append((label, about[name]))
     try:
         pair = grouped(statement.plan.event, 2)
         cost = epsilon_of_inexact(
@@ -74,14 +84,14 @@ def mechanism(statement: "Statement") -> Rows:
         ("Algorithm", "DP-SGD: per-example gradients clipped, summed, Gaussian noise added, divided by L"),
         ("Records", f"{plan.lots.examples:,}"),
         ("Sampling really run", sampling(statement)),
-        ("Expected lot size L", f"{plan.lots.expected_size:,} (the denominator; never the size a lot really had)"),
+        ("Expected lot size L", f"{plan.lots.lot_size:,} (the denominator; never the size a lot really had)"),
         ("Steps", f"{statement.steps:,} of {plan.steps:,} planned" + _reserve(plan.reserve)),
         ("Clipping", str(plan.clip)),
         ("Noise multiplier", f"{amount} (joint over all groups)"),
         ("Noise source", noise_source(facts)),
         ("Model", f"{facts['model']['kind']}, {facts['model']['trained_parameters']:,} trained parameters"),
-        ("Optimizer", facts["optimizer"] + ("" if facts["scheduler"] is None else f" with {facts['scheduler']}")),
-        ("Settings chosen", facts["settings_from"] or "not stated"),
+        ("Optimizer", optimizer(facts)),
+        ("Settings chosen", facts["about"]["settings_from"] or "not stated"),
     ]
     if facts["average"]:
         rows.insert(-1, ("Averaging", f"moving average of released parameters, decay {facts['average']:g}, no cost"))
@@ -105,8 +115,8 @@ def sampling(statement: "Statement") -> str:
 
 def noise_source(facts: Mapping[str, Any]) -> str:
     kind = (
-        "Gaussian, rounded to integers on a fixed grid"
-        if facts["noise"] == "discrete"
+        "Gaussian, rounded to integers on a fixed grid (float-safe)"
+        if facts["run"]["plan"]["noise"] == "float_safe"
         else "Gaussian in floating point"
     )
     if facts.get("distance"):
@@ -114,6 +124,13 @@ def noise_source(facts: Mapping[str, Any]) -> str:
     if facts["seed"] is not None:
         return f"{kind}, ChaCha20 with the fixed seed {facts['seed']}: NOT PRIVATE"
     return f"{kind}, ChaCha20 keyed by the operating system; the key is written nowhere"
+
+
+def optimizer(facts: Mapping[str, Any]) -> str:
+    """The optimizer and its schedule, or that the loop was the user's own."""
+    if facts["optimizer"] is None:
+        return "that of the user's own loop"
+    return str(facts["optimizer"]) + ("" if facts["scheduler"] is None else f" with {facts['scheduler']}")
 
 
 def times(count: int) -> str:
@@ -127,7 +144,11 @@ def times(count: int) -> str:
 
 def outcome(statement: "Statement") -> Rows:
     facts = statement.facts
-    rows = [("Ending", ENDINGS[facts["ended"]])]
+    ending = ENDINGS[facts["ended"]]
+    if facts["ended"] is None:
+        done, charged = statement.steps, facts["run"].get("charged", 0)
+        ending += f": {times(done)} a step as of the last checkpoint, {charged:,} units charged by then"
+    rows = [("Ending", ending)]
     if statement.measured is not None:
         held_out = facts["held_out"]
         which = "best" if held_out["choose"] == "best" else "last"
@@ -138,11 +159,11 @@ def outcome(statement: "Statement") -> Rows:
                 f"{statement.measured:.4g} on {held_out['name']} ({declared}), {which} model",
             )
         )
+    where = f"on {facts['device']}"
+    if facts["seconds"] is not None:
+        where = f"about {facts['seconds']:g} s {where}, physical batches of {facts['batch_size']} at most"
     rows += [
-        (
-            "Time",
-            f"about {facts['seconds']:g} s on {facts['device']}, physical batches of {facts['batch_size']} at most",
-        ),
+        ("Time", where),
         ("Resumed", "never" if not facts["resumed"] else f"{times(facts['resumed'])} from checkpoints"),
     ]
     return tuple(rows)
@@ -188,7 +209,8 @@ def not_covered(statement: "Statement") -> tuple[str, ...]:
             "Unsafe diagnostics were shown: training losses, gradient norms and clipped shares of training records, "
             "without noise. Whoever saw them knows more than epsilon allows."
         )
-    stated = f" (stated: {facts['settings_from']})" if facts["settings_from"] else ""
+    stated = facts["about"]["settings_from"]
+    stated = f" (stated: {stated})" if stated else ""
     found.append(f"The choice of settings{stated}, if it looked at this data; nothing was charged for it.")
     if book is None or book["own"]:
         found.append("Other runs on the same data: a ledger of the dataset would add them up.")
@@ -197,7 +219,7 @@ def not_covered(statement: "Statement") -> tuple[str, ...]:
         "Facts about the population that the model learns as it should.",
         "Side channels: how long the run took and how much memory it used.",
     ]
-    if facts["noise"] != "discrete":
+    if facts["run"]["plan"]["noise"] != "float_safe":
         found.append(
             "Attacks on the last bits of floating-point noise, for whoever sees exact gradients; float-safe noise is "
             "made against them."
@@ -206,15 +228,26 @@ def not_covered(statement: "Statement") -> tuple[str, ...]:
 
 
 def assumed_public(statement: "Statement") -> tuple[str, ...]:
-    """Constants that the guarantee takes as known to everybody."""
-    plan, facts = statement.plan, statement.facts
-    return (
+    """What the guarantee takes as known to everybody."""
+    plan, facts, about = statement.plan, statement.facts, statement.facts["about"]
+    weights = about["initial_weights"] or "provenance not stated"
+    found = [
         f"The number of records N = {plan.lots.examples:,}.",
-        f"Expected lot size L = {plan.lots.expected_size:,}, the sampling rate, and the number of steps.",
+        f"Expected lot size L = {plan.lots.lot_size:,}, the sampling rate, and the number of steps.",
         "The noise multiplier and the clipping rule with its bounds.",
-        f"The model, its initial weights, the optimizer ({facts['optimizer']}) and its schedule.",
+        f"The model and its initial weights and buffers ({weights}).",
+        f"The optimizer ({optimizer(facts)}), its schedule, and the state it began with.",
+        "The loss, with any class or example weights in it.",
         "The form of a record: shapes, types and ranges of its values, the classes there are.",
-    )
+        "Everything that was computed from the records before training and is not among the accesses above "
+        "(normalisation, vocabularies, selected features, projections): nothing was charged for it.",
+    ]
+    if facts["public_buffers"]:
+        names = ", ".join(facts["public_buffers"])
+        found.append(f"What the forward pass writes into {names}: declared to hold nothing of the data, not checked.")
+    if facts.get("callbacks"):
+        found.append(f"What the user's callbacks do ({', '.join(facts['callbacks'])}): they must not read the data.")
+    return tuple(found)
 
 
 def _reserve(reserve: int) -> str:

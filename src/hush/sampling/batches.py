@@ -1,9 +1,11 @@
-"""Batches of fixed shape: rows that only fill up are masked, and a mask is a window of one strip, never built anew."""
+"""Batches as tickets: which rows of a lot are computed together, each to be added once.
+
+A mask is a window of one strip, never built anew.
+"""
 
 from collections.abc import Sequence
-from functools import lru_cache, reduce
-from operator import and_
-from typing import NamedTuple
+from functools import lru_cache
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -11,40 +13,51 @@ import torch
 from torch import Tensor
 
 
-class PaddedBatch(NamedTuple):
-    """A physical batch of fixed shape: where mask is False the row only fills up and must not count."""
+class Batch:
+    """A ticket for some examples of a lot: `private.add(batch)` uses it up, once, while its lot is open.
 
-    index: Tensor  # type: ignore[assignment]  # shadows tuple.index, which nobody needs here
-    mask: Tensor
+    `index` says which examples (int64, on the CPU), `mask` which rows count; `len` is the number of rows. In a padded
+    batch rows that only fill up repeat a real one; they never count, whatever is done to the mask. All three are
+    private: they must not be shown or decided upon.
+    """
 
+    def __init__(self, index: Tensor, size: int, *, filled: int | None = None, alone: bool = False) -> None:
+        self.index = index
+        self.size = size
+        """The physical batch size that was asked for: public, unlike the rows of a last batch."""
+        self.filled = filled
+        """Of a padded batch: how many rows are no padding, the first ones."""
+        self.alone = alone
+        """Whether it is the only batch of its lot."""
+        self.rows: Any = None
+        """What a dataset gave for it, where that is read ahead."""
 
-class Handed(NamedTuple):
-    """A batch in the user's hands: how many rows it has, and which of them count (all, if there is no mask)."""
-
-    rows: int
-    size: int
-    """The physical batch size that was asked for: public, unlike the rows of a last batch."""
-    mask: Tensor | None = None
-    """What the user was given as the mask of a padded batch."""
-    filled: int | None = None
-    """Of a padded batch: how many rows are no padding, the first ones."""
-    alone: bool = False
-    """Whether it is the only batch of its lot."""
-    wanted: Tensor | None = None
-    """A mask that the user gave back, for rows that shall count."""
+    def __len__(self) -> int:
+        return len(self.index)
 
     @property
-    def untouched(self) -> bool:
-        """Whether all rows count but the padding: the user gave no mask, or the one that was handed out."""
-        return (self.wanted is None or self.wanted is self.mask) and (self.mask is None or self.mask._version == 0)
+    def mask(self) -> Tensor:
+        """True for rows that count; a copy, so that writing into it changes nothing."""
+        return first_rows(len(self) if self.filled is None else self.filled, len(self)).clone()
+
+    def counting(self, device: torch.device) -> Tensor | None:
+        """The mask on this device, None where all rows count."""
+        return None if self.filled is None else first_rows(self.filled, len(self), device)
 
 
-def rows_that_count(handed: Handed, device: torch.device) -> Tensor | None:
-    """The mask of a batch, on this device, None where all rows count: padding never does, whatever the user says."""
-    masks = [] if handed.untouched else [one.to(device) for one in (handed.wanted, handed.mask) if one is not None]
-    if handed.filled is not None:
-        masks.append(first_rows(handed.filled, handed.size, device))
-    return reduce(and_, masks) if masks else None
+def whole(pieces: Sequence[Tensor], size: int) -> list[Batch]:
+    """The pieces of a lot as they are."""
+    return [Batch(piece, size, alone=len(pieces) == 1) for piece in pieces]
+
+
+def padded(pieces: Sequence[Tensor], size: int) -> list[Batch]:
+    """The pieces of a lot filled up to `size` rows by their own first example, masked."""
+    batches = []
+    for piece in pieces:
+        index = piece[:1].repeat(size)
+        index[: len(piece)] = piece
+        batches.append(Batch(index, size, filled=len(piece), alone=len(pieces) == 1))
+    return batches
 
 
 def first_rows(filled: int, size: int, device: torch.device | str = "cpu") -> Tensor:
@@ -61,18 +74,5 @@ def _strip(size: int, device: torch.device | str) -> Tensor:
     return torch.from_numpy(_host_strip(size)).to(device)
 
 
-@lru_cache(maxsize=64)
 def _host_strip(size: int) -> npt.NDArray[np.bool_]:
     return np.arange(2 * size) < size
-
-
-def padded(pieces: Sequence[npt.NDArray[np.int64]], size: int) -> list[tuple[Handed, PaddedBatch]]:
-    """The pieces of a lot filled up to `size` rows by example 0, masked."""
-    batches, alone = [], len(pieces) == 1
-    for piece in pieces:
-        filled = len(piece)
-        index = np.zeros(size, np.int64)
-        index[:filled] = piece
-        mask = torch.from_numpy(_host_strip(size)[size - filled : 2 * size - filled].copy())  # the user may write here
-        batches.append((Handed(size, size, mask, filled, alone), PaddedBatch(torch.from_numpy(index), mask)))
-    return batches

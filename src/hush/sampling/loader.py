@@ -6,49 +6,58 @@ order (a DataLoader, a sampler, a stream of examples) is refused by name.
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
-from typing import Any, NamedTuple
+from itertools import repeat
+from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
-from torch.utils.data import DataLoader, IterableDataset, Sampler, TensorDataset
+from torch.utils.data import DataLoader, IterableDataset, Sampler, TensorDataset, default_collate
 
-from hush.sampling.batches import Handed
-from hush.sampling.lots import Lot
+from hush.sampling.batches import Batch
 
 Collate = Callable[[list[Any]], Any]
 
 
-class LoadedBatch(NamedTuple):
-    """A batch of fixed shape; rows whose mask is False repeat another row and must not count."""
-
-    data: Any
-    mask: Tensor
-
-
 class Loader:
-    """Reads the batches of a lot from arrays, memory maps, or any map-style dataset.
+    """Reads examples by their numbers, from arrays, memory maps, or any map-style dataset.
 
     `data` is an array or tensor, a tuple, list or dict of them, or an object with __len__ and __getitem__ (then
-    `collate` joins the examples of a batch, by default torch's own rule, and `workers` processes may do the reading).
-    A batch has the structure of the data: tuple for tuple, dict for dict.
+    `collate` joins the examples of a batch, by default torch's own rule, and `workers` processes read ahead). A batch
+    has the structure of the data: a tuple's parts are the arguments of losses_of, a dict's its keywords. `name` is what
+    a report calls the data; `fingerprint` what a ledger knows it by, where that is not the data as it is read here.
 
-    Guarantee: every example of the lot is read once, and none other. DataLoader, samplers and iterable datasets are
+    Guarantee: every example of a lot is read once, and none other. DataLoader, samplers and iterable datasets are
     refused, because a different order is a different privacy guarantee.
 
-    >>> loader = Loader((torch.arange(10.0), torch.arange(10)))
-    >>> [y.tolist() for x, y in loader.batches(Lot(0, np.array([2, 3, 5])), 2)]
-    [[2, 3], [5]]
+    >>> Loader((torch.arange(10.0), torch.arange(10))).rows(torch.tensor([2, 3]))
+    (tensor([2., 3.]), tensor([2, 3]))
     """
 
-    def __init__(self, data: Any, *, collate: Collate | None = None, workers: int = 0) -> None:
+    def __init__(
+        self,
+        data: Any,
+        *,
+        collate: Collate | None = None,
+        workers: int = 0,
+        name: str = "the training set",
+        fingerprint: Any = None,
+    ) -> None:
         _refuse_foreign_order(data)
+        if not isinstance(name, str) or not 0 < len(name) <= 10_000:
+            raise ValueError(f"name must be text of 1 to 10,000 characters, got {type(name).__name__}")
+        if isinstance(workers, bool) or not isinstance(workers, int) or workers < 0:
+            raise ValueError(f"workers must be a whole number >= 0, got {workers!r}")
         if type(data) is TensorDataset and collate is None:
             data = data.tensors
+        self.name = name
+        self.data = data
+        self.fingerprint = fingerprint
         self._arrays = _arrays(data)
-        if self._arrays is not None and (collate is not None or workers):
-            raise ValueError("arrays are read by indexing; collate and workers are for datasets of single examples")
+        if self._arrays is not None and collate is not None:
+            raise ValueError("arrays are read by indexing; collate is for datasets of single examples")
         self.examples = len(data) if self._arrays is None else len(leaves_of(self._arrays)[0])
+        self.collate: Collate = collate or default_collate
         self._order = _GivenBatches()
         self._reader: DataLoader[Any] | None = None
         if self._arrays is None:
@@ -60,36 +69,49 @@ class Loader:
                 persistent_workers=workers > 0,
             )
 
+    @classmethod
+    def of(cls, data: Any) -> "Loader":
+        """The data as a loader, if it is none already."""
+        return data if isinstance(data, Loader) else cls(data)
+
+    def __len__(self) -> int:
+        return self.examples
+
     @property
     def in_memory(self) -> bool:
         """Whether the data is arrays (or memory maps) that are read by indexing."""
         return self._arrays is not None
 
     @property
-    def arrays(self) -> Any:
-        """The arrays behind the loader, in the structure of the data; None for a dataset."""
-        return self._arrays
+    def tensors(self) -> list[Any]:
+        """The arrays behind it; none where items are read one by one."""
+        return [] if self._arrays is None else leaves_of(self._arrays)
 
-    def batches(self, lot: Lot, size: int) -> Iterator[Any]:
-        """The lot's examples, at most `size` at a time; an empty lot has no batches."""
-        indices = lot.split(size)
-        return lot.hand_out(zip((Handed(len(index), size) for index in indices), self._read(indices), strict=True))
+    def rows(self, index: Tensor) -> Any:
+        """The examples of these numbers as one batch."""
+        if self._arrays is not None:
+            return map_leaves(partial(_rows, index), self._arrays)
+        return self.collate([self.data[i] for i in index.tolist()])
 
-    def padded(self, lot: Lot, size: int) -> Iterator[LoadedBatch]:
-        """The lot's examples in batches of exactly `size` rows with a mask, for code that wants fixed shapes."""
-        indices = lot.split(size)
-        full = (_pad(batch, len(index), size) for index, batch in zip(indices, self._read(indices), strict=True))
-        alone = len(indices) == 1
-        return lot.hand_out(
-            (Handed(size, size, batch.mask, len(index), alone), batch)
-            for index, batch in zip(indices, full, strict=True)
-        )
+    def of_batch(self, batch: Batch) -> Any:
+        """The rows of a batch, those that only fill up included."""
+        if self._arrays is not None:
+            return self.rows(batch.index)
+        filled = len(batch) if batch.filled is None else batch.filled
+        rows = self.rows(batch.index[:filled]) if batch.rows is None else batch.rows
+        return rows if filled == len(batch) else _pad(rows, filled, len(batch))
 
-    def _read(self, indices: Sequence[Tensor]) -> Iterator[Any]:
+    def ahead(self, pieces: Sequence[Tensor]) -> Iterator[Any]:
+        """What the batches of a lot hold, in their order, read ahead by the workers; None where nothing is."""
         if self._reader is None:
-            return (map_leaves(partial(_rows, index), self._arrays) for index in indices)
-        self._order.batches = [index.tolist() for index in indices]
-        return iter(self._reader) if indices else iter(())
+            return repeat(None)
+        self._order.batches = [index.tolist() for index in pieces]
+        return iter(self._reader)
+
+    def parts(self, size: int, *, most: int | None = None) -> Iterator[Any]:
+        """All examples (or the first so many) in their own order, at most `size` at a time; for measurements."""
+        index = torch.arange(self.examples if most is None else min(most, self.examples))
+        return (self.rows(part) for part in index.split(size) if len(part))
 
 
 class _GivenBatches(Sampler[list[int]]):
@@ -154,17 +176,21 @@ def _rows(index: Tensor, array: Any) -> Tensor:
     return torch.from_numpy(np.ascontiguousarray(array[index.numpy()]))
 
 
-def _pad(batch: Any, rows: int, size: int) -> LoadedBatch:
+def _pad(batch: Any, rows: int, size: int) -> Any:
     """Fill up by repeating the first row: a real row is valid input wherever zeros might not be."""
-    for leaf in leaves_of(batch):
+    order = torch.zeros(size, dtype=torch.int64)
+    order[:rows] = torch.arange(rows)
+
+    def fill(leaf: Any) -> Any:
         if not isinstance(leaf, Tensor) or leaf.ndim == 0 or len(leaf) != rows:
             came = f"shape {tuple(leaf.shape)}" if isinstance(leaf, Tensor) else type(leaf).__name__
-            raise TypeError(f"padding needs batches of tensors with {rows} rows each, got {came}; use batches(...)")
-    if rows < size:
-        order = torch.zeros(size, dtype=torch.int64)
-        order[:rows] = torch.arange(rows)
-        batch = map_leaves(lambda leaf: leaf[order.to(leaf.device)], batch)
-    return LoadedBatch(batch, torch.arange(size) < rows)
+            raise TypeError(
+                f"padding needs batches of tensors with one row for each example, got {came}; take the batches of "
+                "lot.batches(size, pad=False)"
+            )
+        return leaf[order.to(leaf.device)]
+
+    return map_leaves(fill, batch)
 
 
 def map_leaves(function: Callable[[Any], Any], data: Any) -> Any:
@@ -181,3 +207,8 @@ def leaves_of(data: Any) -> list[Any]:
     found: list[Any] = []
     map_leaves(found.append, data)
     return found
+
+
+def on_device(rows: Any, device: torch.device) -> Any:
+    """The same with its tensors on the device; copies run beside other work where they can."""
+    return map_leaves(lambda leaf: leaf.to(device, non_blocking=True) if isinstance(leaf, Tensor) else leaf, rows)

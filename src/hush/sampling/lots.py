@@ -7,29 +7,26 @@ Sizes, rates and indices only; an example, a label or a model never comes here.
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, fields
 from fractions import Fraction
-from typing import Any, Literal, TypeVar, overload
+from typing import Any
 
 import numpy as np
-import torch
 
 from hush.accounting.events import Allocated, Event, Gaussian, PoissonSampled, Shuffled
 from hush.randomness.streams import Stream
-from hush.sampling.batches import Handed, PaddedBatch, padded
 from hush.sampling.draws import Indices, binomials, permutation, subsets
 
-T = TypeVar("T")
 _CHUNK = 1 << 20
 _DRAWN_AT_ONCE = 1 << 16  # expected indices: half a megabyte
 
 
 class Lots(ABC):
-    """How lots are drawn from `examples` records; `expected_size` is the public constant L that sums are divided by."""
+    """How lots are drawn from `examples` records; `lot_size` is the public constant L that sums are divided by."""
 
     examples: int
-    expected_size: int
+    lot_size: int
     steps_per_epoch: int
     steps_per_unit: int
     units_per_draw: int = 1
@@ -63,35 +60,35 @@ class Lots(ABC):
         return {"kind": type(self).__name__} | {f.name: getattr(self, f.name) for f in fields(self)}  # type: ignore[arg-type]
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class PoissonLots(Lots):
-    """Every example enters every lot independently with probability expected_size / examples.
+    """Every example enters every lot independently with probability lot_size / examples.
 
     Guarantee: the drawn subset has exactly this law, up to a total variation below 1e-30 (the binomial size is
     looked up with 128 random bits, the members are exactly uniform). A draw takes time and memory of its lots, not
     of the dataset. Lots vary in size and may be empty; an empty lot is still a step.
 
-    >>> PoissonLots(examples=60_000, expected_size=600).rate
+    >>> PoissonLots(examples=60_000, lot_size=600).rate
     0.01
     """
 
     examples: int
-    expected_size: int
+    lot_size: int
 
     def __post_init__(self) -> None:
-        _check_sizes(self.examples, self.expected_size)
+        _check_sizes(self.examples, self.lot_size)
 
     @property
     def rate(self) -> float:
         """The sampling probability, rounded up where it is not a float."""
-        exact = Fraction(self.expected_size, self.examples)
+        exact = Fraction(self.lot_size, self.examples)
         nearest = float(exact)
         return nearest if Fraction(nearest) >= exact else math.nextafter(nearest, math.inf)
 
     @property
     def steps_per_epoch(self) -> int:  # type: ignore[override]
         """How many lots it takes, rounded up, until every example is expected to have been used once."""
-        return -(-self.examples // self.expected_size)
+        return -(-self.examples // self.lot_size)
 
     @property
     def steps_per_unit(self) -> int:  # type: ignore[override]
@@ -99,16 +96,16 @@ class PoissonLots(Lots):
 
     @property
     def units_per_draw(self) -> int:  # type: ignore[override]
-        return max(1, min(128, _DRAWN_AT_ONCE // self.expected_size))
+        return max(1, min(128, _DRAWN_AT_ONCE // self.lot_size))
 
     def event(self, noise: float) -> Event:
         return PoissonSampled(self.rate, Gaussian(noise))
 
     def draw(self, stream: Stream) -> Sequence[Indices]:
-        return subsets(stream, self.examples, binomials(stream, self.examples, self.expected_size, self.units_per_draw))
+        return subsets(stream, self.examples, binomials(stream, self.examples, self.lot_size, self.units_per_draw))
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class AllocatedLots(Lots):
     """In every epoch each example independently joins one of the epoch's lots, uniformly (balls into bins).
 
@@ -116,28 +113,28 @@ class AllocatedLots(Lots):
     is charged whole before its first lot. Give the expected size of a lot or the steps of an epoch, the other follows
     (rounded up). Drawing an epoch needs about 12 bytes of memory for each example.
 
-    >>> AllocatedLots(examples=60_000, expected_size=600).steps_per_epoch
+    >>> AllocatedLots(examples=60_000, lot_size=600).steps_per_epoch
     100
-    >>> AllocatedLots(examples=60_000, steps_per_epoch=7).expected_size
+    >>> AllocatedLots(examples=60_000, steps_per_epoch=7).lot_size
     8572
     """
 
     examples: int
-    expected_size: int = 0
+    lot_size: int = 0
     steps_per_epoch: int = 0
 
     def __post_init__(self) -> None:
-        if not self.expected_size and not self.steps_per_epoch:
-            raise ValueError("AllocatedLots needs expected_size or steps_per_epoch")
-        size = self.expected_size or -(-self.examples // self.steps_per_epoch)
-        steps = self.steps_per_epoch or -(-self.examples // self.expected_size)
+        if not self.lot_size and not self.steps_per_epoch:
+            raise ValueError("AllocatedLots needs lot_size or steps_per_epoch")
+        size = self.lot_size or -(-self.examples // self.steps_per_epoch)
+        steps = self.steps_per_epoch or -(-self.examples // self.lot_size)
         _check_sizes(self.examples, size)
         _check_sizes(self.examples, steps, "steps_per_epoch")
         if size != -(-self.examples // steps) and steps != -(-self.examples // size):
             raise ValueError(
                 f"{self.examples} examples in {steps} lots are not lots of {size}; give only one of the two"
             )
-        object.__setattr__(self, "expected_size", size)
+        object.__setattr__(self, "lot_size", size)
         object.__setattr__(self, "steps_per_epoch", steps)
 
     @property
@@ -157,31 +154,27 @@ class AllocatedLots(Lots):
         return np.split(members, ends[:-1])
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class ShuffledLots(Lots):
-    """A random permutation of all examples, cut into lots of `size` (the last of an epoch may be smaller).
+    """A random permutation of all examples, cut into lots of `lot_size` (the last of an epoch may be smaller).
 
     Guarantee: the permutation is exactly uniform, and each example is used once per epoch. This is what the paper
     runs in practice; its event claims no amplification by sampling. An epoch is one unit: it is charged whole before
     its first lot.
 
-    >>> ShuffledLots(examples=93, size=10).steps_per_epoch
+    >>> ShuffledLots(examples=93, lot_size=10).steps_per_epoch
     10
     """
 
     examples: int
-    size: int
+    lot_size: int
 
     def __post_init__(self) -> None:
-        _check_sizes(self.examples, self.size)
-
-    @property
-    def expected_size(self) -> int:  # type: ignore[override]
-        return self.size
+        _check_sizes(self.examples, self.lot_size)
 
     @property
     def steps_per_epoch(self) -> int:  # type: ignore[override]
-        return -(-self.examples // self.size)
+        return -(-self.examples // self.lot_size)
 
     @property
     def steps_per_unit(self) -> int:  # type: ignore[override]
@@ -192,14 +185,14 @@ class ShuffledLots(Lots):
 
     def draw(self, stream: Stream) -> Sequence[Indices]:
         order = permutation(stream, self.examples)
-        return [order[start : start + self.size] for start in range(0, self.examples, self.size)]
+        return [order[start : start + self.lot_size] for start in range(0, self.examples, self.lot_size)]
 
 
 def from_dict(values: dict[str, Any]) -> Lots:
     """The lots that `to_dict` wrote.
 
-    >>> from_dict(ShuffledLots(100, 10).to_dict())
-    ShuffledLots(examples=100, size=10)
+    >>> from_dict(ShuffledLots(examples=100, lot_size=10).to_dict())
+    ShuffledLots(examples=100, lot_size=10)
     """
     kinds: dict[str, type[PoissonLots] | type[AllocatedLots] | type[ShuffledLots]] = {
         kind.__name__: kind for kind in (PoissonLots, AllocatedLots, ShuffledLots)
@@ -210,81 +203,9 @@ def from_dict(values: dict[str, Any]) -> Lots:
     return kinds[name](**{key: value for key, value in values.items() if key != "kind"})
 
 
-class Lot:
-    """The examples of one step. Its indices and its size are private: they must not be shown or decided upon.
-
-    Guarantee: `batches` and `padded_batches` hand out each example once; asking again raises, since an example that is
-    used twice in a step would move it by 2C.
-    """
-
-    def __init__(self, step: int, indices: Indices) -> None:
-        self.step = step
-        self.indices = indices
-        self.in_hand: Handed | None = None
-        """The batch that was handed out last, until it is given to backward."""
-        self._handed_out = False
-
-    @overload
-    def batches(self, size: int, pad: Literal[False] = False) -> Iterator[torch.Tensor]: ...
-    @overload
-    def batches(self, size: int, pad: Literal[True]) -> Iterator[PaddedBatch]: ...
-    def batches(self, size: int, pad: bool = False) -> Iterator[torch.Tensor] | Iterator[PaddedBatch]:
-        """The lot as index tensors of at most `size` examples; an empty lot has none.
-
-        What is left after full batches comes as up to two smaller ones, so that few different shapes occur in a run.
-        With `pad` as (index, mask) of exactly `size` rows, for code that wants fixed shapes. A lot that is larger than
-        expected spills into one more batch; nothing is ever cut off.
-        """
-        if pad:
-            return self.hand_out(padded(self.cut(size), size))
-        return self.hand_out((Handed(len(index), size), index) for index in self.pieces(size))
-
-    def cut(self, size: int) -> list[Indices]:
-        """The indices, `size` at a time."""
-        if isinstance(size, bool) or not isinstance(size, int) or size < 1:
-            raise ValueError(f"a physical batch holds a whole number of examples >= 1, got {size!r}")
-        count = len(self.indices)
-        if 0 < count <= size:
-            return [self.indices]
-        return [self.indices[start : start + size] for start in range(0, count, size)]
-
-    def split(self, size: int) -> list[torch.Tensor]:
-        """The indices as tensors, `size` at a time."""
-        return [torch.from_numpy(indices) for indices in self.cut(size)]
-
-    def pieces(self, size: int) -> list[torch.Tensor]:
-        """As `split`, with the last batch cut at a multiple of sqrt(size): then it has few sizes, not up to `size`."""
-        pieces = self.split(size)
-        unit = math.isqrt(size - 1) + 1
-        if pieces and len(pieces[-1]) < size and len(pieces[-1]) % unit and len(pieces[-1]) > unit:
-            rest = pieces.pop()
-            pieces += torch.split(rest, len(rest) // unit * unit)
-        return pieces
-
-    def hand_out(self, batches: Iterable[tuple[Handed, T]]) -> Iterator[T]:
-        """Yield batches given as (what they are, batch), noting which one is in hand, once in the life of the lot."""
-        if self._handed_out:
-            raise RuntimeError(
-                f"the batches of lot {self.step} were already handed out; an example may be used once in a step. "
-                "Keep the batches of the first call, or call private.restart() to begin this lot again"
-            )
-        self._handed_out = True
-        return self._noting(batches)
-
-    def _noting(self, batches: Iterable[tuple[Handed, T]]) -> Iterator[T]:
-        for handed, batch in batches:
-            self.in_hand = handed
-            yield batch
-        self.in_hand = None
-
-    def restart(self) -> None:
-        """Let the batches be handed out again; only right when nothing of them is kept (see Private.restart)."""
-        self._handed_out, self.in_hand = False, None
-
-
-def _check_sizes(examples: int, size: int, name: str = "the size of a lot") -> None:
+def _check_sizes(examples: int, size: int, name: str = "lot_size") -> None:
     for label, value in (("examples", examples), (name, size)):
         if isinstance(value, bool) or not isinstance(value, int) or value < 1:
             raise ValueError(f"{label} must be a whole number >= 1, got {value!r}")
     if size > examples:
-        raise ValueError(f"{name} must be at most the number of examples, got {size} of {examples}")
+        raise ValueError(f"{name} must be at most the number of examples, {examples}, got {size}")

@@ -12,7 +12,7 @@ from hush.ledger.charging import ChargeAccount
 from hush.ledger.checkpoints import Checkpoint
 from hush.ledger.plain import plain
 from hush.plan import Plan
-from hush.training.options import Conduct
+from hush.training.run import Run
 
 OWN_LEDGER = "ledger.hush"
 
@@ -32,57 +32,63 @@ class Charged:
         return {**known, "ledger": where, "own_ledger": self.own}
 
 
-def open_charged(plan: Plan, conduct: Conduct, folder: Path | None, data: Any) -> Charged:
+def open_charged(plan: Plan, run: Run, folder: Path | None, data: Any) -> Charged:
     """A new account. With a folder there is always a ledger, so that a crash cannot hide what was spent."""
-    own = conduct.ledger is None
+    own = run.ledger is None
     if own and folder is None:
-        return Charged(MemoryAccount(units=plan.units, upfront=plan.spent, budget=plan.budget), None, own)
-    book = _book(conduct, folder, new=True)
+        return Charged(MemoryAccount(units=plan.units, upfront=plan.preprocessing, budget=plan.budget), None, own)
+    book = _book(run, folder, new=True)
     moment = f"{datetime.now(UTC):%Y-%m-%dT%H:%M:%S}-{secrets.token_hex(4)}"
     name = moment if folder is None else f"{plain(folder.name, most=100)} {moment}"
-    account = book.open_account(name, budget=plan.budget, units=plan.units, upfront=plan.spent, data=data)
+    if run.seed is not None:
+        name += " (seeded, NOT PRIVATE)"
+    account = book.open_account(name, budget=plan.budget, units=plan.units, upfront=plan.preprocessing, data=data)
     return Charged(account, book, own)
 
 
-def resume_charged(saved: Checkpoint, conduct: Conduct, folder: Path, data: Any) -> Charged:
+def resume_charged(saved: Checkpoint, run: Run, folder: Path, data: Any) -> Charged:
     """The account of a saved run, taken over after all units on record; other data is refused."""
     facts = saved.facts["account"]
-    own = conduct.ledger is None
+    own = run.ledger is None
     if own != facts["own_ledger"]:
         raise LedgerMismatch(
             f"the ledger that the run has charged, {facts['ledger']}",
             "no ledger" if own else "a ledger where the run has one of its own",
             "resume with the same ledger, or without one where there was none",
         )
-    if not isinstance(conduct.ledger, Ledger) and not (place := _place(conduct, folder)).exists():
+    if not isinstance(run.ledger, Ledger) and not (place := _place(run, folder)).exists():
         raise LedgerMismatch(
             f"the ledger that the run has charged, {facts['ledger']}", f"{place}, where there is none", "resume with it"
         )
-    book = _book(conduct, folder, new=False)
+    book = _book(run, folder, new=False)
     if saved.seen is not None:
         book.must_include(saved.seen)
     if saved.facts["ended"] is not None and any(one.name == facts["name"] and one.closed for one in book.accounts()):
         plan = Plan.from_dict(saved.facts["run"]["plan"])  # nothing is left to charge; only the report is written again
         done = MemoryAccount(
-            facts["name"], units=plan.units, upfront=plan.spent, budget=plan.budget, spent=saved.facts["run"]["charged"]
+            facts["name"],
+            units=plan.units,
+            upfront=plan.preprocessing,
+            budget=plan.budget,
+            spent=saved.facts["run"]["charged"],
         )
         return Charged(done, book, own)
     return Charged(book.resume_account(facts["name"], seen=saved.seen, data=data), book, own)
 
 
-def _book(conduct: Conduct, folder: Path | None, *, new: bool) -> Ledger:
-    if isinstance(conduct.ledger, Ledger):
-        return conduct.ledger
-    book = Ledger(_place(conduct, folder), create=new and (conduct.create_ledger or conduct.ledger is None))
-    if book.created and conduct.ledger is not None:
+def _book(run: Run, folder: Path | None, *, new: bool) -> Ledger:
+    if isinstance(run.ledger, Ledger):
+        return run.ledger
+    book = Ledger(_place(run, folder), create=new and (run.create_ledger or run.ledger is None))
+    if book.created and run.ledger is not None:
         print(f"created the ledger {plain(book.path)}", file=sys.stderr)
     return book
 
 
-def _place(conduct: Conduct, folder: Path | None) -> Path:
+def _place(run: Run, folder: Path | None) -> Path:
     """Where the ledger lies: where it was said to, or in the run's folder."""
-    if conduct.ledger is not None:
-        assert not isinstance(conduct.ledger, Ledger)
-        return Path(conduct.ledger)
+    if run.ledger is not None:
+        assert not isinstance(run.ledger, Ledger)
+        return Path(run.ledger)
     assert folder is not None
     return folder / OWN_LEDGER

@@ -6,22 +6,21 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.optim.lr_scheduler import ReduceLROnPlateau
 
-from hush.training.averaging import Average
+from hush.training.callbacks import Averaging
 from hush.training.evaluation import HeldOut, measure
-from hush.training.options import Job
 
 
 class Judge:
     """Measures the model on held-out data, keeps the best, and says when patience is at an end."""
 
-    def __init__(self, job: Job, device: torch.device) -> None:
-        self._model: nn.Module = job.model
-        self._held_out: HeldOut | None = job.held_out
-        self._scheduler = job.scheduler
+    def __init__(
+        self, model: nn.Module, held_out: HeldOut | None, averaging: Averaging | None, device: torch.device
+    ) -> None:
+        self._model = model
+        self._held_out = held_out
+        self._averaging = averaging
         self._device = device
-        self.average = Average(job.model, job.average) if job.average else None
         self.best: dict[str, Any] | None = None
         self.since_best = 0
 
@@ -38,8 +37,6 @@ class Judge:
             return {}
         with self._smoothed():
             value = measure(self._model, held_out, self._device)
-        if isinstance(self._scheduler, ReduceLROnPlateau):
-            self._scheduler.step(value)
         if held_out.decides:
             if self.best is None or held_out.better(value, self.best["value"]):
                 self.best, self.since_best = {"value": value, "step": step, "model": self._parameters()}, 0
@@ -74,8 +71,8 @@ class Judge:
 
     @contextmanager
     def _smoothed(self) -> Iterator[None]:
-        if self.average is None:
+        if self._averaging is None:
             yield
         else:
-            with self.average.applied():
+            with self._averaging.applied():
                 yield

@@ -3,38 +3,27 @@
 A run that shows them says so in its report: whoever sees these numbers learns something that epsilon does not cover.
 """
 
-from collections.abc import Callable, Mapping
 from typing import Any
 
-import numpy as np
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from hush.clipping.clips import Clip
-from hush.gradients.clipped import squared_norms
-from hush.sampling.loader import Loader
-from hush.sampling.lots import Lot
-from hush.training.evaluation import on_device
+from hush.gradients.engine import Gradients, Inputs
+from hush.sampling.loader import Loader, on_device
 
 _EXAMPLES = 512  # from the beginning of the training set
 
 
-def unsafe_diagnostics(
-    losses_of: Callable[..., Tensor],
-    loader: Loader,
-    parameters: Mapping[str, nn.Parameter],
-    clip: Clip,
-    device: torch.device,
-) -> dict[str, Any]:
+def unsafe_diagnostics(gradients: Gradients, loader: Loader, clip: Clip, device: torch.device) -> dict[str, Any]:
     """Mean training loss, quantiles of gradient norms, and how many examples the clip cuts, on a few examples."""
-    few = min(_EXAMPLES, loader.examples)
+    few, parameters = min(_EXAMPLES, loader.examples), gradients.parameters()
     losses: list[Tensor] = []
     squares: list[dict[str, Tensor]] = []
-    for batch in loader.batches(Lot(0, np.arange(few)), min(few, 128)):
-        batch = on_device(batch, device)
-        found = losses_of(*batch) if isinstance(batch, tuple | list) else losses_of(batch)
-        losses.append(found.detach())
-        squares.append(squared_norms(found, parameters))
+    for rows in loader.parts(min(few, 128), most=few):
+        inputs = Inputs.of(on_device(rows, device))
+        losses.append(gradients.losses(inputs).detach())
+        squares.append(gradients.squared_norms(inputs))
     by_name = {name: torch.cat([part[name] for part in squares]).double() for name in parameters}
     norms = sum(by_name.values(), torch.zeros(few, dtype=torch.float64, device=device)).sqrt()
     cut = torch.zeros(few, dtype=torch.bool, device=device)

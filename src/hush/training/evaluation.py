@@ -5,21 +5,25 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, Literal
 
-import numpy as np
 import torch
 from torch import Tensor, nn
 
-from hush.sampling.loader import Collate, Loader, leaves_of, map_leaves
-from hush.sampling.lots import Lot
+from hush.gradients.engine import Inputs
+from hush.sampling.loader import Loader, on_device
 from hush.training.ranges import one_of, text, whole
 
 _BATCH = 1000
 _TRIED = 8  # records
 
 
-def correct(outputs: Tensor, targets: Tensor) -> Tensor:
-    """1 for each example whose largest output is at its target, else 0."""
-    return (outputs.argmax(1) == targets).float()
+def correct(model: nn.Module, *inputs: Any) -> Tensor:
+    """1 for each example whose largest output is at its target, else 0; for batches of (inputs, targets)."""
+    if len(inputs) != 2:
+        raise ValueError(
+            f"accuracy needs held-out batches of (inputs, targets), got {len(inputs)} parts: give "
+            "HeldOut(metric_of=...), a function of the model and a batch with one value for each row"
+        )
+    return (model(inputs[0]).argmax(1) == inputs[1]).float()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -28,7 +32,8 @@ class HeldOut:
 
     The guarantee of a run covers the training set alone. What is measured here comes from these records without
     noise, so the report names them as outside of it, unless `public` declares that nobody in them needs protection.
-    `metric(outputs, targets)` gives one value per example; their mean is the measurement, `label` its name. Every
+    `metric_of(model, *inputs)` gives one value for each row, of the same kind of batch that losses_of gets, in any
+    number of parts; their mean is the measurement, `label` its name. `data` may be a `hush.Loader`. Every
     `every` epochs it is taken. `choose="best"` keeps the best model instead of the last one; with `patience` = k the
     run ends after k measurements without a better one. Either way the run pays for its whole plan.
     """
@@ -36,13 +41,12 @@ class HeldOut:
     data: Any
     public: bool = False
     name: str = "the test set"
-    metric: Callable[[Any, Any], Tensor] = correct
+    metric_of: Callable[..., Tensor] = correct
     label: str = "accuracy"
     larger_is_better: bool = True
     every: int = 1
     choose: Literal["last", "best"] = "last"
     patience: int | None = None
-    collate: Collate | None = None
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "every", whole("every", self.every, least=1))
@@ -51,8 +55,10 @@ class HeldOut:
         one_of("choose", self.choose, ("last", "best"))
         text("the name of held-out data", self.name, least=1)
         text("the label of a metric", self.label, least=1)
-        if not callable(self.metric):
-            raise TypeError(f"metric must be a function of (outputs, targets), got {type(self.metric).__name__}")
+        if not callable(self.metric_of):
+            raise TypeError(
+                f"metric_of must be a function of the model and a batch, got {type(self.metric_of).__name__}"
+            )
         if self.label in ("step", "epoch", "epsilon", "learning_rate") or self.label.startswith("unsafe"):
             raise ValueError(f"the label {self.label!r} has a meaning of its own in a history; choose another")
 
@@ -76,14 +82,14 @@ def measure(model: nn.Module, held_out: HeldOut, device: torch.device, *, most: 
 
     The modes of the model's parts are put back.
     """
-    loader = Loader(held_out.data, collate=held_out.collate)
+    loader = Loader.of(held_out.data)
     if loader.examples == 0:
         raise ValueError(f"{held_out.name} is empty")
-    count = min(loader.examples, most or loader.examples)
-    total = torch.zeros((), dtype=torch.float64, device=device)
+    total, count = torch.zeros((), dtype=torch.float64, device=device), 0
     with evaluating(model), torch.no_grad():
-        for batch in loader.batches(Lot(0, np.arange(count)), _BATCH):
-            total += _values(model, held_out, on_device(batch, device)).double().sum()
+        for rows in loader.parts(_BATCH, most=most):
+            inputs = Inputs.of(on_device(rows, device))
+            total, count = total + _values(model, held_out, inputs).double().sum(), count + inputs.rows
     return total.item() / count
 
 
@@ -101,16 +107,12 @@ def try_measuring(model: nn.Module, held_out: HeldOut, device: torch.device) -> 
         ) from error
 
 
-def _values(model: nn.Module, held_out: HeldOut, batch: Any) -> Tensor:
+def _values(model: nn.Module, held_out: HeldOut, inputs: Inputs) -> Tensor:
     """The metric of each record of a batch."""
-    if not isinstance(batch, tuple | list) or len(batch) != 2:
-        came = f"{len(batch)} parts" if isinstance(batch, tuple | list) else type(batch).__name__
-        raise ValueError(f"held-out data must give batches of (inputs, targets), got {came}")
-    values = held_out.metric(model(batch[0]), batch[1])
-    rows = next((len(leaf) for leaf in leaves_of(batch) if isinstance(leaf, Tensor) and leaf.ndim), None)
-    if not isinstance(values, Tensor) or values.shape != (rows,):
+    values = held_out.metric_of(model, *inputs.args, **inputs.kwargs)
+    if not isinstance(values, Tensor) or values.shape != (inputs.rows,):
         came = f"shape {tuple(values.shape)}" if isinstance(values, Tensor) else type(values).__name__
-        raise ValueError(f"the metric must give one value for each of {rows} records, got {came}")
+        raise ValueError(f"metric_of must give one value for each of {inputs.rows} records, got {came}")
     return values
 
 
@@ -124,8 +126,3 @@ def evaluating(model: nn.Module) -> Iterator[None]:
     finally:
         for module, training in modes:
             module.training = training
-
-
-def on_device(batch: Any, device: torch.device) -> Any:
-    """The batch with its tensors on the device; copies run beside other work where they can."""
-    return map_leaves(lambda leaf: leaf.to(device, non_blocking=True) if isinstance(leaf, Tensor) else leaf, batch)

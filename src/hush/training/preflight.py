@@ -1,27 +1,24 @@
-"""Before anything is charged: the device, the randomness, and whether the model can be trained privately at all."""
+"""Before anything is charged: the device, the randomness, the optimizer, and a first measurement of held-out data."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any
 
-import numpy as np
 import torch
+from torch import nn
 
-from hush.checks.check import check
+from hush.checks.guards import check_optimizers
+from hush.checks.provenance import shares_rows
+from hush.machine import Machine, usable
 from hush.plan import Plan
-from hush.private import Private
-from hush.sampling.draws import Indices
-from hush.sampling.loader import Loader, leaves_of
-from hush.sampling.lots import Lot
-from hush.training.evaluation import on_device, try_measuring
-from hush.training.options import Conduct, Job
+from hush.sampling.loader import Loader
+from hush.training.evaluation import HeldOut, try_measuring
 
 
-def device_of(job: Job, conduct: Conduct) -> torch.device:
+def device_of(model: nn.Module, machine: Machine) -> torch.device:
     """The device that was asked for, if it can be used, else the one that the model is on."""
-    if conduct.device is not None:
-        return usable(conduct.device)
-    return next((p.device for p in job.model.parameters()), torch.device("cpu"))
+    if machine.device is not None:
+        return usable(machine.device)
+    return next((p.device for p in model.parameters()), torch.device("cpu"))
 
 
 @contextmanager
@@ -35,56 +32,37 @@ def reproducible(seed: int | None, device: torch.device) -> Iterator[None]:
         yield
 
 
-def usable(device: str | torch.device) -> torch.device:
-    """The device; refused where nothing can be put on it.
+def check_arguments(
+    model: nn.Module, optimizer: torch.optim.Optimizer, plan: Plan, held_out: HeldOut | None, *, first: bool
+) -> None:
+    """Refuse what is not meant, and an optimizer that would not move what is paid for."""
+    if not isinstance(plan, Plan):
+        raise TypeError(f"expected plan=hush.Plan.for_budget(...), got {type(plan).__name__}")
+    if plan.budget is None:
+        raise ValueError("fit needs a plan with a budget: make it with hush.Plan.for_budget(hush.Budget(...), ...)")
+    if not isinstance(optimizer, torch.optim.Optimizer):
+        raise TypeError(f"expected an optimizer made with the model's parameters, got {optimizer!r}")
+    if held_out is not None and not isinstance(held_out, HeldOut):
+        raise TypeError(f"expected held_out=hush.HeldOut(data=...), got {type(held_out).__name__}")
+    check_optimizers([optimizer], {n: p for n, p in model.named_parameters() if p.requires_grad}, model, first=first)
 
-    >>> usable("cpu")
-    device(type='cpu')
+
+def try_held_out(model: nn.Module, loader: Loader, held_out: HeldOut | None, device: torch.device) -> str | None:
+    """One batch through the metric, so that a mistake costs nothing; and what a statement must say of the records.
+
+    Records of the training data are refused as public ones: they are the ones that are protected.
     """
-    try:
-        torch.zeros(1, device=device)
-    except (RuntimeError, AssertionError) as error:
-        raise ValueError(f"device {str(device)!r} cannot be used: {str(error).splitlines()[0]}") from None
-    return torch.device(device)
-
-
-def check_model(job: Job, plan: Plan, loader: Loader, device: torch.device) -> None:
-    """Refuse what cannot be trained while nothing is charged yet: inputs are synthetic, only shaped like these."""
-    _check_optimizer(job)
-    Private(job.model, plan, seed=0, public_buffers=job.public_buffers).detach()
-    few = Lot(0, _telling_rows(loader))
-    for batch in loader.batches(few, len(few.indices)):
-        parts = on_device(batch, device)
-        parts = parts if isinstance(parts, tuple | list) else (parts,)
-        check(job.model, job.losses_of(), *parts, public_buffers=job.public_buffers)
-    if job.held_out is not None:
-        try_measuring(job.model, job.held_out, device)
-
-
-def _telling_rows(loader: Loader) -> Indices:
-    """The first few rows, and those with the smallest and the largest label or code: a class that the model does not
-    know is found before anything is charged. Which classes there are is public (the report says so)."""
-    rows = set(range(min(8, loader.examples)))
-    for array in leaves_of(loader.arrays) if loader.in_memory else ():
-        values = torch.as_tensor(array)
-        if values.ndim == 1 and not values.is_floating_point() and not values.is_complex():
-            rows |= {int(values.argmin()), int(values.argmax())}
-    return np.array(sorted(rows))
-
-
-def ledger_data(job: Job, conduct: Conduct, loader: Loader) -> Any:
-    """What a ledger takes the fingerprint of; a dataset that is read item by item is read whole only for a real one."""
-    if job.fingerprint_of is not None:
-        return job.fingerprint_of
-    return job.train_set if conduct.ledger is not None or loader.in_memory else None
-
-
-def _check_optimizer(job: Job) -> None:
-    held = {id(p) for group in job.optimizer.param_groups for p in group["params"]}
-    missing = [name for name, p in job.model.named_parameters() if p.requires_grad and id(p) not in held]
-    if missing:
+    if held_out is None:
+        return None
+    try_measuring(model, held_out, device)
+    if not shares_rows(loader, Loader.of(held_out.data)):
+        return None
+    if held_out.decides or held_out.public:
         raise ValueError(
-            f"the optimizer does not hold the trainable parameters {', '.join(missing[:5])}"
-            f"{', ...' if len(missing) > 5 else ''} of the model: they would be paid for and never move. Make the "
-            "optimizer with them, or freeze them with requires_grad_(False)"
+            f"{held_out.name} has records of the training data, which are protected: they can neither be declared "
+            "public nor choose what is released. Hold out records that are not trained on"
         )
+    return (
+        f"{held_out.name[:1].upper()}{held_out.name[1:]} has records of the training data: what is measured on them is "
+        "stated without noise, and no epsilon covers that."
+    )

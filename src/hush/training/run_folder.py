@@ -2,8 +2,9 @@
 
 import io
 import warnings
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,10 +14,12 @@ from torch import nn
 from hush.ledger import LedgerError, checkpoints, owned
 from hush.ledger.checkpoints import Checkpoint, CheckpointError
 from hush.ledger.plain import plain
-from hush.plan import Plan, clip_to_dict
+from hush.plan import Plan
+from hush.training.callbacks import Callback
 from hush.training.choosing import Judge
-from hush.training.options import Conduct, Job
-from hush.training.planning import PrivacyWarning
+from hush.training.evaluation import HeldOut
+from hush.training.run import Run
+from hush.training.warnings import PrivacyWarning
 
 CHECKPOINT, MODEL = "checkpoint", "model.pt"
 _TRACES = (MODEL, "report.html", "report.json", "report.txt", "ledger.hush")
@@ -51,7 +54,7 @@ def find_saved(folder: Path | None, *, resume: bool) -> Checkpoint | None:
     """The checkpoint to go on from; None for a new run. An unfinished run is never overwritten."""
     if folder is None:
         if resume:
-            raise ValueError("resume needs the folder of the run: give out=FOLDER (--out FOLDER)")
+            raise ValueError("resume needs the folder of the run: give Run(FOLDER, resume=True) (--out FOLDER)")
         return None
     if not checkpoints.exists(folder / CHECKPOINT):
         if resume:
@@ -62,52 +65,76 @@ def find_saved(folder: Path | None, *, resume: bool) -> Checkpoint | None:
         return saved
     if saved.facts.get("ended") is None:
         raise ValueError(
-            f"{folder} holds a run that has not ended: go on with resume=True (--resume), or choose another folder"
+            f"{folder} holds a run that has not ended: go on with Run(..., resume=True) (--resume), or choose another "
+            "folder"
         )
     return None
 
 
-def check_same_run(saved: Checkpoint, job: Job, conduct: Conduct, examples: int) -> Plan:
-    """The plan of the saved run, if what is asked for now is the same run."""
-    plan = Plan.from_dict(saved.facts["run"]["plan"])
+def check_same_run(saved: Checkpoint, plan: Plan, run: Run, held_out: HeldOut | None) -> Plan:
+    """The plan of the saved run, if what is asked for now is the same run with the same declarations."""
+    then, facts = Plan.from_dict(saved.facts["run"]["plan"]), saved.facts
+    ended_early = "held_out" not in facts  # a run that was cut off in its preprocessing
     wanted = {
-        "examples": (examples, plan.lots.examples),
-        "lot size": (job.lot_size, plan.lots.expected_size),
-        "clip": (clip_to_dict(job.clip), clip_to_dict(plan.clip)) if not callable(_bound(job)) else (0, 0),
-        "budget": (conduct.budget, plan.budget),
-        "noise kind": (conduct.noise, saved.facts["noise"]),
-        "seed": (conduct.seed, saved.facts["seed"]),
-        "upfront access": (job.upfront is not None, saved.facts["upfront"]["name"] is not None),
+        "examples": (plan.lots.examples, then.lots.examples),
+        "lots": (plan.lots, then.lots),
+        "steps": (plan.steps, then.steps),
+        "clip": (plan.clip, then.clip),
+        "budget": (plan.budget, then.budget),
+        "reserve": (plan.reserve, then.reserve),
+        "accountant": (plan.accountant, then.accountant),
+        "noise": ((plan.noise, plan.noise_multiplier), (then.noise, then.noise_multiplier)),
+        "preprocessing": (plan.preprocessing, then.preprocessing),
     }
-    for name, (now, then) in wanted.items():
-        if now != then:
-            raise ValueError(f"the saved run has {name} {then}, and now it is {now}: resume with what it began with")
-    return plan
+    if not ended_early:
+        declared = None if held_out is None else held_out.to_dict()
+        wanted |= {
+            "seed": (run.seed, facts["seed"]),
+            "held-out data": (declared, facts["held_out"]),
+            "about": (run.about.to_dict(), facts["about"]),
+        }
+    for name, (now, before) in wanted.items():
+        if now != before:
+            raise ValueError(
+                f"the saved run has {name} {before}, and now it is {now}: resume with what it began with, whose words "
+                "stay in its statement"
+            )
+    return replace(then, access=plan.access)
 
 
-def pack(job: Job, judge: Judge) -> dict[str, Any]:
+def pack(
+    model: nn.Module, optimizer: torch.optim.Optimizer, callbacks: Sequence[Callback], judge: Judge
+) -> dict[str, Any]:
     """Everything that moves in training, as tensors and plain values."""
-    state: dict[str, Any] = {"model": job.model.state_dict(), "optimizer": job.optimizer.state_dict()}
-    if job.scheduler is not None:
-        state["scheduler"] = job.scheduler.state_dict()
-    if judge.average is not None:
-        state["average"] = judge.average.state_dict()
+    state: dict[str, Any] = {"model": tensors_of(model), "optimizer": optimizer.state_dict()}
+    state["callbacks"] = [{"kind": type(one).__name__, "state": one.state_dict()} for one in callbacks]
     if judge.best is not None:
         state["best"] = judge.best
     return state
 
 
-def unpack(state: Mapping[str, Any], job: Job, judge: Judge) -> None:
+def unpack(
+    state: Mapping[str, Any],
+    model: nn.Module,
+    optimizer: torch.optim.Optimizer,
+    callbacks: Sequence[Callback],
+    judge: Judge,
+) -> None:
     """Put a packed state back."""
-    if ("scheduler" in state) != (job.scheduler is not None) or ("average" in state) != (judge.average is not None):
-        raise ValueError("the saved run has another scheduler or averaging: resume with what it began with")
-    job.model.load_state_dict(state["model"])
-    job.optimizer.load_state_dict(state["optimizer"])
-    if job.scheduler is not None:
-        job.scheduler.load_state_dict(state["scheduler"])
-    if judge.average is not None:
-        judge.average.load_state_dict(state["average"])
+    then, now = [one["kind"] for one in state["callbacks"]], [type(one).__name__ for one in callbacks]
+    if then != now:
+        raise ValueError(f"the saved run has the callbacks {then}, and now they are {now}: resume with the same")
+    model.load_state_dict(state["model"], strict=False)
+    optimizer.load_state_dict(state["optimizer"])
+    for callback, saved in zip(callbacks, state["callbacks"], strict=True):
+        callback.load_state_dict(saved["state"])
     judge.best = state.get("best")
+
+
+def tensors_of(model: nn.Module) -> dict[str, torch.Tensor]:
+    """Parameters and buffers that are kept, and nothing else: extra state of a module may hold what it saw."""
+    extra = torch.nn.modules.module._EXTRA_STATE_KEY_SUFFIX
+    return {name: value for name, value in model.state_dict().items() if name.rpartition(".")[2] != extra}
 
 
 def random_state(device: torch.device) -> dict[str, torch.Tensor]:
@@ -126,7 +153,7 @@ def set_random_state(state: Mapping[str, torch.Tensor], device: torch.device) ->
 def write_model(folder: Path, model: nn.Module) -> Path:
     """The trained parameters as FOLDER/model.pt, whole or not at all; read with torch.load(weights_only=True)."""
     buffer = io.BytesIO()
-    torch.save(model.state_dict(), buffer)
+    torch.save(tensors_of(model), buffer)
     owned.write_whole(folder / MODEL, buffer.getbuffer())
     return folder / MODEL
 
@@ -142,7 +169,3 @@ def _say_what_is_lost(folder: Path) -> None:
             "run; put the checkpoint back, or begin anew in another folder: what was spent stays spent"
         )
     warnings.warn(f"no run in {folder} to resume: a new one begins, and is charged", PrivacyWarning, stacklevel=4)
-
-
-def _bound(job: Job) -> object:
-    return getattr(job.clip, "bound", getattr(job.clip, "bounds", None))

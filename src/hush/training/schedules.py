@@ -1,11 +1,7 @@
-"""Learning-rate schedules: the paper's, and which of torch's may be used."""
-
-from typing import Any
+"""The learning-rate schedule of the paper."""
 
 from torch.optim import Optimizer
-from torch.optim.lr_scheduler import LambdaLR, LRScheduler, ReduceLROnPlateau
-
-from hush.training.evaluation import HeldOut
+from torch.optim.lr_scheduler import LambdaLR
 
 
 def paper_schedule(
@@ -25,19 +21,3 @@ def paper_schedule(
         raise ValueError(f"steps_per_epoch and epochs must be at least 1, got {steps_per_epoch} and {epochs}")
     length = steps_per_epoch * epochs
     return LambdaLR(optimizer, lambda step: 1 - (1 - last_share) * min(step, length) / length)
-
-
-def check_scheduler(scheduler: Any, optimizer: Optimizer, held_out: HeldOut | None) -> None:
-    """Refuse a scheduler that would read a private metric, or that moves another optimizer's rate."""
-    if scheduler is None:
-        return
-    if not isinstance(scheduler, LRScheduler):
-        raise TypeError(f"expected a scheduler of torch.optim.lr_scheduler, got {type(scheduler).__name__}")
-    if scheduler.optimizer is not optimizer:
-        raise ValueError("the scheduler belongs to another optimizer; make it with the one that is given to fit")
-    if isinstance(scheduler, ReduceLROnPlateau) and (held_out is None or not held_out.public):
-        raise ValueError(
-            "ReduceLROnPlateau reads a metric, and a loss on the training set is private: it would steer the run by "
-            "data that no noise protects. Use a schedule of the step alone, or give held_out=HeldOut(..., "
-            "public=True), whose measurement it then reads"
-        )

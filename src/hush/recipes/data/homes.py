@@ -45,10 +45,12 @@ def _download(url: str, path: Path, expected_sum: str) -> None:
 
 
 def _read(url: str) -> bytes:
-    """The bytes behind an address, with a progress bar on the terminal."""
-    from rich.progress import wrap_file
-
+    """The bytes behind an address, with a progress bar on the terminal where there is one to draw."""
     with urllib.request.urlopen(url, timeout=60) as response:
+        try:
+            from rich.progress import wrap_file
+        except ImportError:
+            return response.read()
         total = int(response.headers.get("Content-Length") or 0)
         with wrap_file(response, total=total, description=url.rsplit("/", 1)[-1]) as file:
             return file.read()

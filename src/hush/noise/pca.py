@@ -6,8 +6,9 @@ from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
+from torch.utils.weak import WeakIdKeyDictionary
 
-from hush.accounting.events import Event, Gaussian, PoissonSampled
+from hush.accounting.events import Event, Gaussian, PoissonSampled, parts_of
 from hush.clipping.bounded_sum import BoundedSum, Group
 from hush.noise.gaussian import add_noise
 from hush.randomness.gaussian_samples import Normals
@@ -15,15 +16,26 @@ from hush.randomness.streams import Key
 
 _BLOCK = 4096  # rows multiplied at a time
 _UNIT = 2.0**-53  # rounding of float64
+_MADE = WeakIdKeyDictionary()
+"""Tensors that a projection made, for as long as they live: a run on one of them must have its event in the plan."""
 
 
 class ProjectionLayer(nn.Module):
-    """x [B, ...] -> x flattened times a fixed matrix [d, k]; a buffer, nothing in it is trained."""
+    """x [B, ...] -> x flattened times a fixed matrix [d, k]; a buffer, nothing in it is trained.
 
-    def __init__(self, matrix: Tensor) -> None:
+    It knows the event that finding the matrix was: a run that uses it must have that event in its plan.
+    """
+
+    def __init__(self, matrix: Tensor, *, event: Event | None = None, seeded: bool = False) -> None:
         super().__init__()
         self.register_buffer("matrix", matrix)
         self.matrix: Tensor
+        self.event, self.seeded = event, seeded
+
+    def take(self, projection: "Projection") -> None:
+        """Hold these directions from now on."""
+        self.matrix.copy_(projection.matrix)
+        self.event, self.seeded = projection.event, projection.seeded
 
     def forward(self, x: Tensor) -> Tensor:
         return x.flatten(1) @ self.matrix.to(x.dtype)
@@ -42,11 +54,33 @@ class Projection:
 
     def layer(self) -> ProjectionLayer:
         """A frozen first layer for a network, in float32."""
-        return ProjectionLayer(self.matrix.float())
+        return ProjectionLayer(self.matrix.float(), event=self.event, seeded=self.seeded)
 
     def __call__(self, x: Tensor) -> Tensor:
         """Project rows [N, ...] as they are (they are not scaled to unit norm)."""
-        return x.flatten(1) @ self.matrix.to(device=x.device, dtype=x.dtype)
+        made = x.flatten(1) @ self.matrix.to(device=x.device, dtype=x.dtype)
+        _MADE[made] = self
+        return made
+
+
+def projections_behind(model: nn.Module, arrays: Iterable[Tensor]) -> "list[ProjectionLayer | Projection]":
+    """The projections that a model holds, or that made one of the arrays."""
+    held: list[ProjectionLayer | Projection] = [
+        m for m in model.modules() if isinstance(m, ProjectionLayer) and m.event
+    ]
+    return held + [_MADE[array] for array in arrays if array in _MADE]
+
+
+def refuse_uncharged(used: "Iterable[ProjectionLayer | Projection]", preprocessing: Event) -> None:
+    """Refuse projections whose event is not part of what the plan has charged as its preprocessing."""
+    charged = [part for part, _ in parts_of(preprocessing)]
+    for projection in used:
+        for part, _ in parts_of(projection.event) if projection.event is not None else ():
+            if part not in charged:
+                raise ValueError(
+                    f"the model or the data was made with a DP-PCA that the plan does not contain: {part}. Make the "
+                    "plan with preprocessing=projection.event, so that one epsilon counts both"
+                )
 
 
 def dp_pca(

@@ -7,10 +7,10 @@ import pytest
 import torch
 from scipy import stats
 
-import hush.pca
+import hush.noise.pca
 from hush.accounting.events import Gaussian, PoissonSampled
 from hush.clipping.bounded_sum import BoundedSum
-from hush.pca import _second_moment, _unit_rows, dp_pca
+from hush.noise.pca import _second_moment, _unit_rows, dp_pca
 from hush.randomness.streams import Key
 
 
@@ -91,13 +91,13 @@ def test_noise_is_on_every_entry_with_the_stated_deviation(monkeypatch: pytest.M
 
 def test_noise_reads_the_bound_of_the_sum(monkeypatch: pytest.MonkeyPatch) -> None:
     seen: list[BoundedSum] = []
-    real = hush.pca.add_noise
+    real = hush.noise.pca.add_noise
 
     def spy(total: BoundedSum, **options):
         seen.append(total)
         return real(total, **options)
 
-    monkeypatch.setattr(hush.pca, "add_noise", spy)
+    monkeypatch.setattr(hush.noise.pca, "add_noise", spy)
     dp_pca(rows(), dimensions=2, noise_multiplier=2.0)
     assert len(seen) == 1 and seen[0].sensitivity >= 1
 

@@ -11,8 +11,8 @@ from scipy import stats
 from hush.accounting.events import Gaussian
 from hush.clipping.bounded_sum import BoundedSum, Group
 from hush.clipping.clips import FlatClip, PerLayerClip, QuantileClip
+from hush.noise.sanitizer import Sanitizer
 from hush.randomness.streams import Key
-from hush.sanitizer import Sanitizer
 
 
 def clipped(clip: FlatClip | PerLayerClip, gradients: dict[str, torch.Tensor]) -> BoundedSum:

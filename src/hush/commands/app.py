@@ -6,11 +6,16 @@ import sys
 import traceback
 import warnings
 from contextlib import suppress
-from typing import Any
+from typing import Annotated, Any
 
-import typer
+try:
+    import typer
+except ModuleNotFoundError:
+    print("hush: the command line needs the package typer; pip install 'hush[cli]'", file=sys.stderr)
+    raise SystemExit(2) from None
 
-from hush.commands import accounting, ledger, report, train
+import hush
+from hush.commands import accounting, ledger, plan, report, train, tune
 from hush.ledger.plain import plain
 
 STOPPED = 130  # as shells say it for Ctrl-C
@@ -20,11 +25,25 @@ app = typer.Typer(
     name="hush",
     help="Train neural networks with differential privacy, and account for it.",
     no_args_is_help=True,
+    invoke_without_command=True,
     add_completion=False,
     pretty_exceptions_enable=False,
     rich_markup_mode=None,
 )
+
+
+@app.callback()
+def options(
+    version: Annotated[bool, typer.Option("--version", is_eager=True, help="Print the version and leave.")] = False,
+) -> None:
+    if version:
+        print(f"hush {hush.__version__}")
+        raise typer.Exit
+
+
 train.mount(app)
+tune.mount(app)
+plan.mount(app)
 report.mount(app)
 accounting.mount(app)
 ledger.mount(app)
