@@ -6,7 +6,7 @@ The model is never wrapped and nothing is attached to it.
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from os import PathLike
 from types import TracebackType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NoReturn
 
 import torch
 from torch import Tensor, nn
@@ -144,9 +144,10 @@ class Private(Spoken):
         """Add the clipped gradients of the batch's examples to the sum of the lot; the batch is used up by that.
 
         What follows it are the inputs of losses_of for its rows; with `data=` they are read if left out. Rows that only
-        fill up never count, an example whose gradient is not finite is zero. If it fails, nothing was added.
+        fill up never count, an example whose gradient is not finite is zero. If it fails, nothing was added; after an
+        interrupt in the addition itself the lot has to be begun again or given up, and `step` says so.
         """
-        lot, due = self._open_lot("add"), self._due
+        lot, due, additions = self._open_lot("add"), self._due, self._sum.additions
         lot.take(batch)
         try:
             rows = self._watch.rows(batch, inputs, named)
@@ -161,7 +162,8 @@ class Private(Spoken):
             self._guard.after_forward()
             self._sum.add(clipped, due.clip)
         except BaseException:
-            lot.give_back(batch)
+            if self._sum.additions == additions:
+                lot.give_back(batch)
             raise
 
     def skip(self, batch: Batch) -> None:
@@ -175,6 +177,7 @@ class Private(Spoken):
         Together they hold the trainable parameters, each once. Without any, `p.grad` is yours to use.
         """
         self._open_lot("step").must_be_used_up()
+        self._sum.must_be_whole()
         check_optimizers(optimizers, self._due.parameters, self.model, first=self._due.step == 0)
         update = None if self.captured is None else self.captured.step(optimizers, self._sum, self._due)
         if update is not None:
@@ -190,8 +193,9 @@ class Private(Spoken):
 
     def restart(self) -> None:
         """Forget what was added up for the open lot and hand its batches out again (after out-of-memory, say)."""
-        self._open_lot("restart")._restart()
-        self._sum.clear()
+        lot = self._open_lot("restart")
+        self._sum.clear()  # first: no ticket is free again while anything of it is kept
+        lot._restart()
 
     def abandon(self) -> None:
         """Give the open lot up: it stays charged, and the parameters stay as they are."""
@@ -303,11 +307,13 @@ class Private(Spoken):
                 )
             self._lots_were_taken = True
             self.model.zero_grad()
+            self._sum.clear()
             step = self._course.step
             parameters = self._guard.begin_lot(step)
-            lot = self._lot = self._course.next_lot()
+            lot = self._course.next_lot()
             lot.read_with(self._loader, pad=self.captured is not None)
             self._due = Due(parameters, self._clip.at(step), self._course.noise(), step)
+            self._lot = lot  # last: an interrupt before it loses a charge, and leaves no lot half open
             yield lot
 
     def _open_lot(self, wanted: str) -> Lot:
@@ -315,10 +321,14 @@ class Private(Spoken):
             raise RuntimeError(
                 f"{wanted} needs an open lot, one of `for lot in private.lots():`; without it, no charge"
             )
+        self._course.must_be_held()
         return self._lot
 
     def _close_lot(self) -> None:
         provenance.note_release(self.model)
-        self._lot = None
         self._sum.clear()
-        self._course.step += 1
+        self._course.step += 1  # while the lot is open: an interrupt may cost a step, and never gives one twice
+        self._lot = None
+
+    def __reduce_ex__(self, protocol: Any) -> NoReturn:
+        raise TypeError("a run cannot be copied: both copies would add to one sum; save its state_dict()")
