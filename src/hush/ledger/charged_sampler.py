@@ -26,6 +26,8 @@ class ChargedSampler:
         self.distance = distance
         """How far all that is released may lie from the law that is accounted, in total variation."""
         self.account = account
+        if account is not None:
+            account.must_cover(plan.preprocessing, plan.units)
         self.seed = seed
         self.step = 0
         self._unit_number = -1

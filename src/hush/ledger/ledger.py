@@ -116,7 +116,7 @@ class Ledger:
             if data is not None:
                 record = record._replace(data=self._admit_data(data))
             file.append(lambda balances: self._opened(balances, record))
-            return Account(self, file.balances.accounts[name])
+            return Account(self, file.balances.accounts[name], new=True)
 
     def resume_account(self, name: str, *, seen: Head | None = None, data: Any = None) -> Account:
         """Take over an account that is still open, after all units on record; `left` says how many remain.
@@ -138,7 +138,7 @@ class Ledger:
                     "at": opening.now(),
                 }
             )
-            return Account(self, file.balances.accounts[name])
+            return Account(self, file.balances.accounts[name], new=False)
 
     def close_account(self, name: str) -> None:
         """Close an account whose run is gone; all units on record stay spent."""
