@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from hush.captured.lot import CapturedRun
 
 LossesOf = Callable[..., Tensor]
-Book = str | PathLike[str] | Ledger | ChargeAccount | Callable[[], ChargeAccount] | None
+Book = str | PathLike[str] | Ledger | ChargeAccount | Callable[[float], ChargeAccount] | None
 
 
 class Private(Spoken):
@@ -88,7 +88,10 @@ class Private(Spoken):
     ) -> None:
         self._prepare(model, plan, losses_of, data, machine, public_buffers)
         seeded = seed is not None
-        account = ledger() if callable(ledger) else open_account(plan, ledger, distance=self.distance, seeded=seeded)
+        if callable(ledger):
+            account: ChargeAccount | None = ledger(self.distance)
+        else:
+            account = open_account(plan, ledger, distance=self.distance, seeded=seeded)
         self._begin(account, seed)
         if plan.access is not None:
             do_preprocessing(plan.access, self._course.account)
@@ -112,7 +115,8 @@ class Private(Spoken):
         """
         private, plan = cls.__new__(cls), Plan.from_dict(state["plan"])
         private._prepare(model, plan, losses_of, data, machine, tuple(state["public_buffers"]))
-        account = ledger() if callable(ledger) else resume_account(plan, ledger, state["account"], state["charged"])
+        given = ledger(private.distance) if callable(ledger) else ledger
+        account = resume_account(plan, given, state["account"], state["charged"])
         private._begin(account, state["seed"])
         private._load(state)
         return private
