@@ -113,6 +113,7 @@ class Ledger:
         record = AccountRecord(name, budget, upfront, plan, (), distance, None, owner, opening.now(), total)
         with self._turn() as file:
             record = record._replace(costs=self._rule.costs(record, file.balances.orders))
+            self._must_be_admitted(file.refresh(), record)  # what is refused leaves no trace, its data neither
             if data is not None:
                 record = record._replace(data=self._admit_data(data))
             file.append(lambda balances: self._opened(balances, record))
@@ -127,6 +128,7 @@ class Ledger:
         if seen is not None:
             self.must_include(seen)
         with self._turn() as file:
+            _open_record(file.refresh(), name)
             if data is not None:
                 self._admit_data(data)
             owner = secrets.token_hex(16)
@@ -237,7 +239,7 @@ class Ledger:
         with self._lock:
             yield self._file
 
-    def _opened(self, balances: Balances, record: AccountRecord) -> Mapping[str, Any]:
+    def _must_be_admitted(self, balances: Balances, record: AccountRecord) -> None:
         if record.name in balances.accounts:
             raise AccountRefused(
                 "a new name for a new account",
@@ -245,6 +247,9 @@ class Ledger:
                 "resume it, or choose another",
             )
         self._rule.admit(balances, record)
+
+    def _opened(self, balances: Balances, record: AccountRecord) -> Mapping[str, Any]:
+        self._must_be_admitted(balances, record)
         return {
             "kind": "opened",
             "account": record.name,
