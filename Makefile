@@ -6,7 +6,7 @@ VENV   ?= .venv
 BIN    := $(VENV)/bin
 READY  := $(VENV)/.ready
 
-.PHONY: test train lint types unit timing test-long test-machines gpu kill-test attack-test figures docs clean
+.PHONY: test train lint types unit timing test-long test-machines wheel-test gpu kill-test attack-test figures docs clean
 
 test: lint types unit timing
 
@@ -39,6 +39,10 @@ test-long: $(READY)
 # Other processors, other versions of torch, numpy and scipy; `python tests/machines.py --list` names them.
 test-machines: $(READY)
 	$(BIN)/python tests/machines.py
+
+# What a user installs: archive and wheel are built, and used in an empty environment.
+wheel-test: $(READY)
+	$(BIN)/python tests/wheel.py
 
 # What only a GPU can show, as a table; goes on where it was stopped.
 gpu: $(READY)

@@ -5,6 +5,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from budgets import AS_PUBLISHED, VALID
+from cifar_page import section as cifar10
 from common import ROOT
 from statements import POINT, Result, figure4_lines, line, percent
 
@@ -227,7 +228,7 @@ of drawings (`python experiments/glyph_network.py --device cuda`) took 71 s on a
 figures 2 and 4 take about five hours on two free cores: a step of 18 networks side by side takes 0.2 s of one core's
 time, figure 2 has 100,000 of them with three repetitions and figure 4 as much work as 85,000. The rest of figures 1 to
 4 takes minutes. The scattering of a data set takes some four minutes of a core more, once."""
-FOREWORD = """# Results on MNIST and Fashion-MNIST
+FOREWORD = """# Results on MNIST, Fashion-MNIST and CIFAR-10
 
 Written by `experiments/results_page.py` from `results/*.json`. Accuracy is the last model's test accuracy, mean ±
 standard deviation over the repetitions, in per cent; delta is 1e-5 unless said. The runs are seeded: they measure
@@ -264,6 +265,7 @@ def page(results: Path) -> str:
     ]
     for name, result in found.items():
         parts += ["", *SECTIONS[name](result)]
+    parts += ["", *cifar10(results)]
     return "\n".join(parts) + "\n"
 
 

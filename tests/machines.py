@@ -2,7 +2,7 @@
 
     python tests/machines.py                     every row, one after another
     python tests/machines.py --rows avx2,one-thread
-    python tests/machines.py --rows commit       the native row and one other, chosen by the commit
+    python tests/machines.py --rows commit       one processor that is not this one, chosen by the commit
     python tests/machines.py --list
 
 A processor row asks PyTorch, oneDNN and OpenBLAS for the kernels of another processor. A torch row makes an
@@ -84,7 +84,7 @@ def _chosen(rows: str) -> list[str]:
     if rows == "commit":
         commit = subprocess.run(["git", "rev-parse", "HEAD"], cwd=HOME, capture_output=True, text=True, check=True)
         others = WITHOUT_DOWNLOADS[1:]
-        return ["native", others[int(commit.stdout[:8], 16) % len(others)]]
+        return [others[int(commit.stdout[:8], 16) % len(others)]]
     wrong = [name for name in rows.split(",") if name not in ROWS]
     if wrong:
         sys.exit(f"machines: no row is called {', '.join(wrong)}; there are {', '.join(ROWS)}")

@@ -28,6 +28,8 @@ GOOD = {
     "noise": "--epsilon 2 --delta 1e-5 --rate 0.01 --steps 100",
     "steps": "--epsilon 2 --delta 1e-5 --rate 0.01 --noise 4",
     "compare": "--rate 0.1 --noise 4 --delta 1e-5 --epochs 2",
+    "plan": "--records 100 --epsilon 2 --delta 1e-5 --steps 10",
+    "tune": "tuned.py:trial --settings settings.toml --epsilon 2 --delta 1e-5 --out tuned",
     "train": "job.py:job --delta 1e-4 --device cpu",
     "report": "run",
     "ledger open": "fresh.hush --epsilon 3 --delta 1e-5",
@@ -47,6 +49,15 @@ def job():
     losses_of = hush.per_example(torch.nn.functional.cross_entropy)
     return hush.Job(model=model, data=(x, (x.sum(1) > 0).long()), losses_of=losses_of, optimizer=optimizer,
                     lot_size=6, epochs=1, clip=hush.FlatClip(1.0))
+"""
+TUNED = """
+import hush
+from hush.tuning import Trial
+
+def trial(settings):
+    lots = hush.PoissonLots(examples=60, lot_size=60)
+    plan = hush.Plan(lots=lots, steps=1, clip=hush.FlatClip(1.0), noise_multiplier=1.0)
+    return Trial(plan=plan, train=lambda plan, folder: settings["score"])
 """
 NOT_NUMBERS = ["", "x", "nan", "-1", "inf", "-inf", "1e400", "0x10", "1,5", "\u202e7"]
 NOT_WHOLE = ["", "x", "nan", "-1", "1.5", "1e400", "9" * 5000, "\x1b[31m7", "None"]
@@ -128,6 +139,8 @@ def world(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, int]:
     """A folder with a run, a ledger with a refusal, a job, and things that are nothing of the kind."""
     place = tmp_path_factory.mktemp("world")
     (place / "job.py").write_text(JOB)
+    (place / "tuned.py").write_text(TUNED)
+    (place / "settings.toml").write_text("[[settings]]\nscore = 1\n[[settings]]\nscore = 2\n")
     (place / "garbage").write_bytes(bytes(range(256)) * 20)
     (place / "folder").mkdir()
     (place / "dangling").symlink_to(place / "elsewhere" / "gone.hush")

@@ -97,3 +97,31 @@ def test_hazard_27_by_hand(audit: Audit) -> None:
     source = (EXAMPLES / "by_hand.py").read_text()
     heart = source.split("class DPSGD_Optimizer")[1].split("def main")[0]
     assert len([line for line in heart.splitlines() if line.strip()]) <= 40
+
+
+def test_by_hand_follows_the_figure_with_real_per_example_gradients(monkeypatch: pytest.MonkeyPatch) -> None:
+    figure, calls = example("by_hand"), list[str]()
+    gradients = figure.per_example_gradients
+
+    def compared(loss: Any, params: dict[str, Tensor], lot: tuple[Tensor, Tensor]) -> dict[str, Tensor]:
+        calls.append("per_example_gradients")
+        found: dict[str, Tensor] = gradients(loss, params, lot)
+        for row in range(min(3, len(lot[0]))):
+            leaves = {name: param.clone().requires_grad_() for name, param in params.items()}
+            loss.of_example(leaves, lot[0][row], lot[1][row]).backward()
+            for name, leaf in leaves.items():
+                torch.testing.assert_close(found[name][row], leaf.grad)
+        return found
+
+    def noted(kind: Any, name: str) -> None:
+        method = getattr(kind, name)
+        monkeypatch.setattr(kind, name, lambda *args: (calls.append(name), method(*args))[1])
+
+    monkeypatch.setattr(figure, "per_example_gradients", compared)
+    noted(figure.PrivacyAccountant, "AccumulatePrivacySpending")
+    noted(figure.Sanitizer, "Sanitize")
+    figure.main(epsilon=0.7)
+    order = ["AccumulatePrivacySpending", "per_example_gradients", "Sanitize"]
+    assert len(calls) > 6 and calls == order * (len(calls) // 3)
+    empty = gradients(None, {"w": torch.ones(2, 3)}, (torch.ones(0, 4), torch.ones(0)))  # an empty lot is a step
+    assert empty["w"].shape == (0, 2, 3)

@@ -1,6 +1,6 @@
 """What was done to the data -> epsilon. Numbers only: numpy and scipy, no data, no randomness."""
 
-from hush.accounting import calibrate, moments, pld, renyi, strong, theorem1
+from hush.accounting import calibrate, moments, planner, pld, renyi, strong, theorem1
 from hush.accounting.accountants import ACCOUNTANTS, NOT_VALID, Accountant, delta, epsilon
 from hush.accounting.bounds import Bounds, Budget, rounded_up
 from hush.accounting.events import (
@@ -12,6 +12,7 @@ from hush.accounting.events import (
     Composed,
     DiscreteGaussian,
     DiscreteLaplace,
+    Either,
     Event,
     Gaussian,
     Grouped,
@@ -19,9 +20,12 @@ from hush.accounting.events import (
     PoissonSampled,
     PureDP,
     RandomisedResponse,
+    Selected,
     Shuffled,
+    Split,
     WithoutReplacement,
     compose,
+    either,
     from_dict,
     grouped,
     parts_of,
@@ -30,6 +34,7 @@ from hush.accounting.events import (
 from hush.accounting.failures import truncated_poisson
 from hush.accounting.filters import BudgetExceeded, Filter, Odometer
 from hush.accounting.moments import MomentsAccountant
+from hush.accounting.selection import Trials
 from hush.accounting.tradeoff import true_positive_rate
 
 __all__ = [
@@ -47,6 +52,7 @@ __all__ = [
     "Composed",
     "DiscreteGaussian",
     "DiscreteLaplace",
+    "Either",
     "Event",
     "Filter",
     "Gaussian",
@@ -57,16 +63,21 @@ __all__ = [
     "PoissonSampled",
     "PureDP",
     "RandomisedResponse",
+    "Selected",
     "Shuffled",
+    "Split",
+    "Trials",
     "WithoutReplacement",
     "calibrate",
     "compose",
     "delta",
+    "either",
     "epsilon",
     "from_dict",
     "grouped",
     "moments",
     "parts_of",
+    "planner",
     "pld",
     "renyi",
     "rounded_up",

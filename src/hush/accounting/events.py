@@ -21,6 +21,7 @@ from hush.accounting.composition import (
     compose,
     parts_of,
 )
+from hush.accounting.compound import Approximate, Either, Grouped, Selected, Split, either
 
 __all__ = [
     "ADJACENCY",
@@ -31,6 +32,7 @@ __all__ = [
     "Composed",
     "DiscreteGaussian",
     "DiscreteLaplace",
+    "Either",
     "Event",
     "Gaussian",
     "Grouped",
@@ -39,9 +41,12 @@ __all__ = [
     "PoissonSampled",
     "PureDP",
     "RandomisedResponse",
+    "Selected",
     "Shuffled",
+    "Split",
     "WithoutReplacement",
     "compose",
+    "either",
     "from_dict",
     "grouped",
     "parts_of",
@@ -198,37 +203,6 @@ class Shuffled(Event):
         _one_mechanism(self)
 
 
-@dataclass(frozen=True)
-class Grouped(Event):
-    """The same event seen by a group: the guarantee for `size` correlated records changed together."""
-
-    size: int
-    event: Event
-
-    def __post_init__(self) -> None:
-        check_whole(self, "size")
-        if not isinstance(self.event, Event) or isinstance(self.event, Grouped | Composed | Approximate):
-            raise ValueError(f"Grouped holds one mechanism, got {type(self.event).__name__}; use events.grouped(...)")
-
-
-@dataclass(frozen=True)
-class Approximate(Event):
-    """The event, but for outcomes of probability at most delta, in which anything may be revealed.
-
-    An (epsilon, delta) black box is Approximate(delta, PureDP(epsilon)): no other is worse (Kairouz, Oh, Viswanath
-    2015, Theorem 3.2). With a ZCDP event it is delta-approximate zCDP, with a moment bound the paper's (unpublished)
-    approximate moments.
-    """
-
-    delta: float
-    event: Event
-
-    def __post_init__(self) -> None:
-        check_number(self, "delta", 0.0, 1.0)
-        if not isinstance(self.event, Event) or isinstance(self.event, Approximate):
-            raise ValueError(f"Approximate holds an event that is exact, got {type(self.event).__name__}")
-
-
 KINDS = (
     Gaussian,
     Laplace,
@@ -241,6 +215,9 @@ KINDS = (
     WithoutReplacement,
     Allocated,
     Shuffled,
+    Selected,
+    Either,
+    Split,
     Grouped,
     Approximate,
 )
@@ -252,7 +229,20 @@ def grouped(event: Event, size: int) -> Event:
     >>> grouped(Gaussian(4.0) * 2, 3)
     Composed(parts=((Grouped(size=3, event=Gaussian(noise_multiplier=4.0)), 2),))
     """
-    return compose((part if size == 1 else Grouped(size, part), count) for part, count in parts_of(event))
+    return compose((part if size == 1 else _grouped(part, size), count) for part, count in parts_of(event))
+
+
+def _grouped(part: Event, size: int) -> Event:
+    match part:
+        case Selected(inner, rule, mean, shape):  # the same selection among trials that a group sees
+            return Selected(grouped(inner, size), rule, mean, shape)
+        case Either(first, second):
+            return Either(grouped(first, size), grouped(second, size))
+        case Split(_, first, second):  # the group's records may enter both
+            return grouped(first, size) + grouped(second, size)
+        case PoissonSampled(_, Selected() as inner):
+            return _grouped(inner, size)
+    return Grouped(size, part)
 
 
 def to_dict(event: Event) -> dict[str, Any]:
@@ -283,6 +273,8 @@ def from_dict(values: Mapping[str, Any]) -> Event:
 
 
 def _one_mechanism(event: Any) -> None:
+    if isinstance(event, PoissonSampled) and isinstance(event.event, Selected):
+        return  # tuned on a random part of the data
     if not isinstance(event.event, Mechanism):
         raise ValueError(
             f"{type(event).__name__} holds one mechanism, such as Gaussian, got {type(event.event).__name__}"

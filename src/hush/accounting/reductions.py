@@ -2,6 +2,7 @@
 
 import math
 
+from hush.accounting import selection
 from hush.accounting.events import (
     MOST_OUTCOMES,
     NOTHING,
@@ -9,6 +10,7 @@ from hush.accounting.events import (
     Allocated,
     DiscreteGaussian,
     DiscreteLaplace,
+    Either,
     Event,
     Gaussian,
     Grouped,
@@ -17,7 +19,9 @@ from hush.accounting.events import (
     PoissonSampled,
     PureDP,
     RandomisedResponse,
+    Selected,
     Shuffled,
+    Split,
     WithoutReplacement,
     compose,
     parts_of,
@@ -56,6 +60,8 @@ def coarse(event: Event) -> Mechanism | PoissonSampled:
     PoissonSampled(rate=1.0, event=Gaussian(noise_multiplier=2.0))
     """
     match event:
+        case PoissonSampled(_, Selected()):
+            raise refuse(event)
         case Mechanism() | PoissonSampled():
             return event
         case Shuffled(_, inner) | Allocated(_, inner) | WithoutReplacement(_, _, inner):
@@ -89,6 +95,10 @@ def at_most(event: Event) -> Event:
 
 def _at_least(event: Event) -> Event:
     match event:
+        case Selected(inner):  # where all scores are equal a selection is one trial, if there is one
+            return at_least(inner) if event.trials.truncated else NOTHING
+        case Either() | Split() | PoissonSampled(_, Selected()):
+            return NOTHING
         case Shuffled(steps, inner):
             return _at_least(Allocated(steps, inner))
         case WithoutReplacement(lot_size, examples, inner):
@@ -138,6 +148,10 @@ def pure_epsilon(event: Event) -> float:
     (0.5, inf)
     """
     match event:
+        case Selected(inner):
+            return selection.pure_epsilon(pure_total(inner), event.trials)
+        case Either(first, second) | Split(_, first, second):
+            return max(pure_total(first), pure_total(second))
         case ZCDP(rho):
             return math.inf if rho > 0 else 0.0
         case PureDP(epsilon) | RandomisedResponse(_, epsilon):

@@ -13,19 +13,22 @@ import numpy as np
 from scipy.optimize import minimize_scalar
 from scipy.special import gammaln
 
-from hush.accounting import allocation
+from hush.accounting import allocation, selection
 from hush.accounting import likelihood_ratios as losses
 from hush.accounting.bounds import Bounds
 from hush.accounting.events import (
     ZCDP,
     Allocated,
     DiscreteGaussian,
+    Either,
     Event,
     Gaussian,
     Grouped,
     Laplace,
     Mechanism,
     PoissonSampled,
+    Selected,
+    Split,
     WithoutReplacement,
     parts_of,
 )
@@ -102,6 +105,14 @@ def log_delta_at(order: float, divergence: float, *, epsilon: float) -> float:
 def _log_moment(event: Event, order: float) -> float:
     """ln of the larger of E_Q[(P/Q)^order] and E_P[(Q/P)^order] for one application of a mechanism."""
     match event:
+        case Selected():
+            return (order - 1) * min(_of_selection(event, order), pure_total(event))
+        case Either(first, second):
+            return max(_log_total(first, order), _log_total(second, order))
+        case Split(share, first, second):
+            return _mixed(share, _log_total(first, order), _log_total(second, order))
+        case PoissonSampled(rate, Selected() as inner):
+            return _mixed(rate, _log_moment(inner, order))
         case ZCDP(rho):
             return order * (order - 1) * rho
         case WithoutReplacement(lot_size, examples, inner):
@@ -140,11 +151,25 @@ def _of_simple(event: Mechanism | PoissonSampled, order: float) -> float:
     raise refuse(event)
 
 
-def _mixed(rate: float, log_moment: float) -> float:
-    """(1 - q + q r)^order <= 1 - q + q r^order, and the same for any lots: coarse, and cheap at any order."""
-    if rate >= 1:
-        return log_moment
-    return float(np.logaddexp(math.log1p(-rate), math.log(rate) + log_moment))
+def _mixed(share: float, log_moment: float, other: float = 0.0) -> float:
+    """A mixture against one law: (q r + (1 - q) s)^order <= q r^order + (1 - q) s^order; coarse, cheap at any order."""
+    if not 0 < share < 1:
+        return log_moment if share >= 1 else other
+    return float(np.logaddexp(math.log1p(-share) + other, math.log(share) + log_moment))
+
+
+def _log_total(event: Event, order: float) -> float:
+    return (order - 1) * divergence(event, order)
+
+
+@lru_cache(maxsize=4096)
+def _of_selection(event: Selected, order: float) -> float:
+    """The Renyi divergence of a selection at this order."""
+
+    def log_delta(epsilon: float) -> float:
+        return _least(lambda order: log_delta_at(order, divergence(event.event, order), epsilon=epsilon))
+
+    return selection.renyi_divergence(lambda order: divergence(event.event, order), log_delta, event.trials, order)
 
 
 @lru_cache(maxsize=4096)

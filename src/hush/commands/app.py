@@ -15,7 +15,7 @@ except ModuleNotFoundError:
     raise SystemExit(2) from None
 
 import hush
-from hush.commands import accounting, ledger, report, train
+from hush.commands import accounting, ledger, plan, report, train, tune
 from hush.ledger.plain import plain
 
 STOPPED = 130  # as shells say it for Ctrl-C
@@ -42,6 +42,8 @@ def options(
 
 
 train.mount(app)
+tune.mount(app)
+plan.mount(app)
 report.mount(app)
 accounting.mount(app)
 ledger.mount(app)

@@ -8,31 +8,37 @@ import traceback
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 if TYPE_CHECKING:
     from hush.training import Job
+
+T = TypeVar("T")
 
 
 def load_job(named: str) -> "Job":
     """Import the file or module, call the function, and check that a Job came back."""
     from hush.training import Job
 
+    return load_function(named, Job, instead="mnist, fashion-mnist, or ")
+
+
+def load_function(named: str, kind: type[T], *arguments: Any, instead: str = "") -> T:
+    """Import the file or module, call the function with these arguments, and check what came back."""
     place, colon, function = named.rpartition(":")
     if not colon or not place or not function:
-        raise ValueError(
-            f"unknown job {named!r}: expected mnist, fashion-mnist, or path/to/script.py:function (module:function)"
-        )
+        what = "job" if instead else "function"
+        raise ValueError(f"unknown {what} {named!r}: expected {instead}path/to/script.py:function (module:function)")
     with _located(place):
         module = _module(place)
     make = getattr(module, function, None)
     if not callable(make):
         raise ValueError(f"{place} has no function {function!r}")
     with _located(named):
-        job = make()
-    if not isinstance(job, Job):
-        raise ValueError(f"{named} must return a hush.Job, got {type(job).__name__}")
-    return job
+        made = make(*arguments)
+    if not isinstance(made, kind):
+        raise ValueError(f"{named} must return a hush.{kind.__name__}, got {type(made).__name__}")
+    return made
 
 
 def _module(place: str) -> Any:

@@ -1,7 +1,6 @@
 """A recipe and its data as a job for `hush train`: features, DP-PCA charged upfront, network, optimizer, schedule."""
 
 import torch
-from torch.nn import functional as F
 from torch.optim.lr_scheduler import LambdaLR
 
 from hush.accounting import Event, Gaussian
@@ -15,7 +14,7 @@ from hush.recipes.mnist import Recipe
 from hush.sampling.loader import Loader
 from hush.training import About, Averaging, Callback, HeldOut, Job, Scheduler
 
-TITLES = {"mnist": "MNIST", "fashion-mnist": "Fashion-MNIST"}
+TITLES = {"mnist": "MNIST", "fashion-mnist": "Fashion-MNIST", "cifar10": "CIFAR-10"}
 
 
 def recipe_job(
@@ -49,7 +48,7 @@ def recipe_job(
         data=Loader(
             (x, train_y.to(device)), name=f"the {TITLES[name]} training set{left_out}", fingerprint=(train_x, train_y)
         ),
-        losses_of=per_example(F.cross_entropy),
+        losses_of=per_example(found.loss),
         optimizer=optimizer,
         lot_size=found.lot_size,
         steps=steps,
@@ -57,7 +56,11 @@ def recipe_job(
         preprocessing=preprocessing,
         held_out=HeldOut(data=(test, test_y.to(device)), public=True, name=f"the {TITLES[name]} test set"),
         callbacks=callbacks,
-        about=About(settings_from=found.settings_from, initial_weights="drawn at random"),
+        about=About(
+            settings_from=found.settings_from,
+            initial_weights="drawn at random or zero",
+            public_data=found.public_data,
+        ),
     )
 
 

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from hush.clipping.clips import Clip
     from hush.training import Result
 
-RECIPES = ("mnist", "fashion-mnist")
+RECIPES = ("mnist", "fashion-mnist", "cifar10")
 
 
 def mount(app: typer.Typer) -> None:
@@ -25,11 +25,14 @@ def mount(app: typer.Typer) -> None:
 
 
 def train(
-    what: Annotated[str, typer.Argument(help="mnist, fashion-mnist, or path/to/script.py:function (module:function).")],
+    what: Annotated[
+        str, typer.Argument(help="mnist, fashion-mnist, cifar10, or path/to/script.py:function (module:function).")
+    ],
     epsilon: Annotated[float, typer.Option(help="Epsilon not to be exceeded.")] = 2.0,
     delta: Annotated[float, typer.Option(help="Delta not to be exceeded; well below 1 / records.")] = 1e-5,
-    model: Annotated[
-        str | None, typer.Option(help="paper (the default) or best; for the data sets that have recipes.")
+    model: Annotated[str | None, typer.Option(help="paper (the default) or best; for mnist and fashion-mnist.")] = None,
+    tier: Annotated[
+        str | None, typer.Option(help="What is public: public (the default), synthetic or scratch; for cifar10.")
     ] = None,
     lot_size: Annotated[int | None, typer.Option(parser=count, metavar="N", help="Expected lot size L.")] = None,
     epochs: Annotated[float | None, typer.Option(help="Epochs to plan for.")] = None,
@@ -72,6 +75,8 @@ def train(
 
     Example: hush train mnist --model best --epsilon 2 --ledger mnist.hush
 
+    Example: hush train cifar10 --tier public --epsilon 2 --out runs/cifar10
+
     Example: hush train my_project/train.py:job --epsilon 3 --delta 1e-6 --out runs/mine --resume
 
     A function of one's own takes nothing and returns a hush.Job.
@@ -92,21 +97,21 @@ def train(
     if out is not None and out.exists() and not out.is_dir():
         raise ValueError(f"--out must be a folder, got {out}")
     if ledger is not None:
-        _must_be_or_become_a_file("--ledger", ledger)
+        must_be_or_become_a_file("--ledger", ledger)
     from hush import training
     from hush.machine import Machine
 
     machine = Machine(device=_device(device), batch_size=batch_size)
     if what in RECIPES:
         from hush.commands.recipe_job import recipe_job
-        from hush.recipes.mnist import recipe
+        from hush.recipes import recipe
 
-        found = recipe(what, model="paper" if model is None else model, epsilon=epsilon)
+        found = recipe(what, _kind(what, model, tier), epsilon=epsilon)
         taken = {name: value for name, value in settings.items() if name in ("lot_size", "epochs")}
         job = recipe_job(what, found=replace(found, **taken), device=str(machine.device), seed=seed)
     else:
-        if model is not None:
-            raise ValueError(f"--model is for {' and '.join(RECIPES)}; the job {what!r} brings its own")
+        if model is not None or tier is not None:
+            raise ValueError(f"--model and --tier are for {', '.join(RECIPES)}; the job {what!r} brings its own")
         job = load_job(what)
     plan = job.plan(
         budget,
@@ -143,7 +148,18 @@ def train(
         raise ValueError(f"not everything was written into {out}: see the warnings above")
 
 
-def _must_be_or_become_a_file(name: str, file: Path) -> None:
+def _kind(what: str, model: str | None, tier: str | None) -> str:
+    """Which of a data set's recipes: the model of the MNISTs, the tier of CIFAR-10."""
+    if what == "cifar10":
+        wanted, other, name, default = tier, model, "--tier", "public"
+    else:
+        wanted, other, name, default = model, tier, "--model", "paper"
+    if other is not None:
+        raise ValueError(f"recipes for {what} are told apart by {name}; leave the other option out")
+    return wanted or default
+
+
+def must_be_or_become_a_file(name: str, file: Path) -> None:
     if not (file.is_file() if file.exists() or file.is_symlink() else file.parent.is_dir()):
         raise ValueError(
             f"{name} must be a file, or a new name in a folder that exists; came {file} (a folder, a broken link, or a "

@@ -13,6 +13,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn import functional as F
 
 from hush.clipping.clips import Clip, FlatClip, PerLayerClip
 from hush.noise.pca import ProjectionLayer
@@ -90,6 +91,16 @@ class Recipe:
         """Plain SGD, with momentum where the recipe has it."""
         trained = [p for p in model.parameters() if p.requires_grad]
         return torch.optim.SGD(trained, lr=self.rate, momentum=self.momentum)
+
+    @property
+    def public_data(self) -> str:
+        """Which data was taken as public, for the report."""
+        return ""
+
+    @property
+    def loss(self) -> Callable[..., Tensor]:
+        """The loss of the model's outputs."""
+        return F.cross_entropy
 
     def rate_factor(self, steps: int) -> Callable[[int], float]:
         """For torch's LambdaLR: the share of the first learning rate at each of so many steps."""

@@ -112,13 +112,18 @@ def _of_outcomes(found: Outcomes) -> Curve:
 
 
 def of_profile(profile: Callable[[float], float], knots_each: int = 40) -> Curve:
-    """An upper curve from bounds on delta that hold in both directions, at some 160 epsilons (4 * knots_each).
+    """An upper curve from bounds on delta that hold in both directions, at some 160 epsilons (4 * knots_each)."""
+    knots = np.concatenate([np.linspace(0.0, 1.0, knots_each + 1)[:-1], np.geomspace(1.0, 200.0, 3 * knots_each + 1)])
+    return of_bounds(knots, np.array([profile(float(knot)) for knot in knots]))
+
+
+def of_bounds(knots: Array, bounds: Array) -> Curve:
+    """An upper curve from bounds on delta at these epsilons, from 0 on, that hold in both directions.
 
     The true curve is convex in e^epsilon, so chords through bounds above it lie above it too; beyond the last knot it
     is level.
     """
-    knots = np.concatenate([np.linspace(0.0, 1.0, knots_each + 1)[:-1], np.geomspace(1.0, 200.0, 3 * knots_each + 1)])
-    heights = np.minimum.accumulate([min(profile(float(knot)), 1.0) for knot in knots]) * (1 + 1e-12)
+    heights = np.minimum.accumulate(np.minimum(bounds, 1.0)) * (1 + 1e-12)
 
     def call(epsilons: Array) -> Evaluated:
         left = np.clip(np.searchsorted(knots, epsilons, side="right") - 1, 0, len(knots) - 2)

@@ -5,11 +5,14 @@ import math
 from hush.accounting.events import (
     ZCDP,
     Allocated,
+    Either,
     Event,
     Gaussian,
     Grouped,
     Mechanism,
     PoissonSampled,
+    Selected,
+    Split,
     WithoutReplacement,
     parts_of,
 )
@@ -17,8 +20,9 @@ from hush.accounting.pld import curves
 from hush.accounting.pld.allocated import allocated
 from hush.accounting.pld.curves import Curve
 from hush.accounting.pld.group import group
+from hush.accounting.pld.profile import curve_of
 from hush.accounting.pld.query import Part
-from hush.accounting.reductions import refuse
+from hush.accounting.reductions import at_most, refuse
 
 
 def parts_of_event(event: Event, *, delta: float) -> list[Part]:
@@ -45,6 +49,10 @@ def parts_of_event(event: Event, *, delta: float) -> list[Part]:
 
 def _curve(mechanism: Event, delta: float) -> Curve:
     match mechanism:
+        case Selected() | Either() | Split():
+            return curve_of(mechanism, delta, _upper_parts)
+        case PoissonSampled(rate, Selected() as inner):
+            return curves.sampled(_curve(inner, delta), rate)
         case Mechanism():
             return curves.of_mechanism(mechanism)
         case PoissonSampled(rate, inner):
@@ -56,3 +64,7 @@ def _curve(mechanism: Event, delta: float) -> Curve:
         case Allocated(lots, inner):
             return allocated(inner, lots, delta=delta)
     raise refuse(mechanism)
+
+
+def _upper_parts(event: Event, delta: float) -> list[Part]:
+    return parts_of_event(at_most(event), delta=delta)

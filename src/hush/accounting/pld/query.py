@@ -1,7 +1,7 @@
 """From a composition to certified bounds: choose a grid, compose, solve, refine until the interval is narrow."""
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -52,6 +52,19 @@ def delta(parts: Sequence[Part], epsilon: float) -> Interval:
     if _symmetric(parts) or _largest_reversed_loss(parts) <= epsilon:
         return forward
     return _larger(forward, _delta([part.reversed() for part in parts], epsilon, beside=forward.upper))
+
+
+def tails_at(parts: Sequence[Part], epsilons: Sequence[float]) -> Iterator[tuple[float, Tail]]:
+    """The composition once too large, in one direction, tilted towards each of these epsilons: for a whole curve."""
+    atoms = _atoms(parts, 1e-30)
+    for epsilon in epsilons:
+        saddle = pilot.saddle_for_epsilon(atoms, epsilon)
+        target = math.exp(max(min(saddle.log_delta, 0.0), -660.0))
+        tail = _tails(
+            parts, atoms, saddle, _Aim(target, 0.1 * RELATIVE / (saddle.tilt + 1), 8.0, 1 << 18), both=False
+        ).above
+        assert isinstance(tail, Tail)
+        yield epsilon, tail
 
 
 def _symmetric(parts: Sequence[Part]) -> bool:
@@ -236,8 +249,10 @@ class _Guess:
     slope: float
 
 
-def _tails(parts: Sequence[Part], atoms: Sequence[pilot.Atoms], saddle: pilot.Saddle, aim: _Aim) -> _Pair:
-    """The composition once too large, once too small, on a grid that should keep epsilon within the tolerance."""
+def _tails(
+    parts: Sequence[Part], atoms: Sequence[pilot.Atoms], saddle: pilot.Saddle, aim: _Aim, *, both: bool = True
+) -> _Pair:
+    """The composition once too large, if `both` once too small, on a grid that should keep epsilon in the tolerance."""
     share = min(max(0.02 * saddle.tilt * aim.tolerance, 1e-8), 1e-4)
     step = pilot.step_for(atoms, saddle, aim.tolerance, aim.per_deviation, saddle.tilt)
     reach = [(pilot.lowest(a, saddle), float(a.losses[-1])) for a in atoms]
@@ -255,10 +270,12 @@ def _tails(parts: Sequence[Part], atoms: Sequence[pilot.Atoms], saddle: pilot.Sa
     for part, (low, high) in zip(parts, reach, strict=True):
         last = max(math.ceil(high / step) + 1, 2)
         above.append((pessimistic(part.curve, min(math.floor(low / step), -2), last, step), part.count))
-        low = max(min(low, pilot.lowest_put(part.curve.below)), high - step * aim.most)
-        below.append((optimistic(part.curve.below, min(math.floor(low / step), -2), last, step), part.count))
+        if both:
+            low = max(min(low, pilot.lowest_put(part.curve.below)), high - step * aim.most)
+            below.append((optimistic(part.curve.below, min(math.floor(low / step), -2), last, step), part.count))
     size = max(window.size, *(len(grid.masses) for grid, _ in above + below))
-    return _Pair(compose(above, window), compose(below, window), finest, size)
+    larger = compose(above, window)
+    return _Pair(larger, compose(below, window) if both else larger, finest, size)
 
 
 def _splits(parts: Sequence[Part], atoms: Sequence[pilot.Atoms], guess: _Guess, aim: _Aim) -> _Pair:
