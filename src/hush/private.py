@@ -264,6 +264,11 @@ class Private(Spoken):
     ) -> None:
         """Everything that can be refused before there is an account."""
         require_one_process()
+        if not callable(losses_of):
+            raise TypeError(
+                f"expected losses_of(model, *inputs) after the plan, got {type(losses_of).__name__}; a ledger is given "
+                "by name: ledger=..."
+            )
         self.model, self.plan, self.machine, self.notes = model, plan, machine or Machine(), list[str]()
         self._guard = Guard(model, public_buffers)
         parameters = self._guard.begin_lot()  # what cannot be trained is refused before anything is charged
