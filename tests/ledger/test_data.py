@@ -43,7 +43,10 @@ def test_hazard_32_a_resumed_run_brings_the_same_data(tmp_path):
 
 
 def test_linking_needs_the_number_of_a_refusal(tmp_path):
-    with Ledger(tmp_path / "l", create=True) as ledger, pytest.raises(DataNotLinked, match=r"\(here: none\)"):
+    with (
+        Ledger(tmp_path / "l", create=True) as ledger,
+        pytest.raises(DataNotLinked, match="none was: run on the new data first"),
+    ):
         ledger.link(refusal=4, reason="no")
 
 
