@@ -54,6 +54,11 @@ footer { margin-top: 3rem; color: var(--soft); font-size: .875rem; }
   thead { display: none; } tr { display: block; padding: .5rem 0; border-bottom: 1px solid var(--line); }
   td { display: block; border: 0; padding: 0; } td.number { white-space: normal; }
 }
+@media screen and (prefers-color-scheme: dark) {
+  :root { --ink: #e6eaed; --soft: #9aa7b0; --line: #343c43; --paper: #15191c; --card: #1d2226; --accent: #4fb3ab;
+          --accent-soft: #1d3a38; --warm: #e08a62; --warm-soft: #3a2a22; }
+  svg .bar { fill: #55636b; }
+}
 @media print { body { background: #fff; } main { padding: 0; } figure, .key div { break-inside: avoid; } }
 """
 
