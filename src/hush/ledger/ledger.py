@@ -177,9 +177,7 @@ class Ledger:
             else:
                 refused = file.refresh().refused
                 if refusal not in refused:
-                    remedy = "none was: run on the new data first, which is refused"
-                    if refused:
-                        remedy = f"give one of {', '.join(map(str, refused))}"
+                    remedy = f"give one of {list(refused)}" if refused else "none was: run on the new data first"
                     raise DataNotLinked("the number under which data was refused", repr(refusal), remedy)
                 mark = refused[refusal]
             file.append(lambda balances: {"kind": "linked", "data": mark, "reason": reason, "at": opening.now()})
