@@ -136,6 +136,7 @@ def _check_backward(gradients: Gradients, one: Inputs, tolerance: float) -> None
 
     `_outcome` never sends the last row's gradient backwards, so that hooks and functions of one's own would not see it.
     """
+    one = one.take(torch.arange(min(one.rows, 2 * _FEW)))
     last = torch.arange(one.rows) == one.rows - 1
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
