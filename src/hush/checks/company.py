@@ -53,6 +53,8 @@ def refuse_by_number(gradients: Gradients, inputs: Inputs, tolerance: float) -> 
         for size in sorted({1, rows // 2} - {0, rows}):
             try:
                 alone = run(gradients, inputs.take(torch.arange(size))).detach()
+            except torch.OutOfMemoryError:
+                raise  # halves the batch
             except Exception as error:
                 raise ValueError(
                     f"losses_of fails on a batch of {size} of {rows} rows ({type(error).__name__}: {error}); expected "
