@@ -6,7 +6,7 @@ VENV   ?= .venv
 BIN    := $(VENV)/bin
 READY  := $(VENV)/.ready
 
-.PHONY: test train lint types unit timing test-long test-machines wheel-test gpu kill-test attack-test figures docs clean
+.PHONY: test zoo train lint types unit timing test-long test-machines wheel-test gpu kill-test attack-test figures docs clean
 
 test: lint types unit timing
 
@@ -35,6 +35,10 @@ timing: $(READY)
 
 test-long: $(READY)
 	$(BIN)/pytest -m long tests
+
+# Every model of the zoo against single backward passes.
+zoo: $(READY)
+	$(BIN)/pytest tests/zoo -m "long or not long"
 
 # Other processors, other versions of torch, numpy and scipy; `python tests/machines.py --list` names them.
 test-machines: $(READY)

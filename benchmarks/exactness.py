@@ -15,7 +15,7 @@ from oracle import Reference, difference, norm_of
 from torch import Tensor, nn
 
 from hush.clipping.clips import FlatClip
-from hush.gradients.clipped import squared_norms
+from hush.gradients.engine import Gradients
 from hush.machine import Machine
 from hush.plan import Plan
 from hush.private import Private
@@ -47,7 +47,7 @@ def exactness(case: Case, kind: str, device: str) -> Iterator[dict]:
     low = 0.5 / exact.norms.float()
     mixed = torch.arange(1, count + 1, device=device) * 0.4 / exact.norms.float()
     params = {name: p for name, p in model.named_parameters() if p.requires_grad}
-    norms = squared_norms(case.forward(model, x[:count], y[:count]), params)
+    norms = Gradients(lambda model, x, y: case.forward(model, x, y), model).squared_norms((x[:count], y[:count]))
     norms = torch.stack([norm.double() for norm in norms.values()]).sum(0).sqrt()
     loss = (case.forward(model, x[:count], y[:count]) * low).sum()
     plain = torch.autograd.grad(loss, list(params.values()))

@@ -1,7 +1,6 @@
 """Plan: lots, steps, clip and noise bound together before training; calibrated to a budget; the event to be charged."""
 
 import math
-import operator
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
@@ -14,10 +13,9 @@ from hush.accounting.bounds import Bounds, Budget
 from hush.accounting.events import NOTHING, Event, compose
 from hush.clipping.clips import Clip, QuantileClip
 from hush.clipping.written import clip_from_dict, clip_to_dict, written_out
-from hush.sampling.lots import AllocatedLots, Lots, PoissonLots, ShuffledLots
+from hush.sampling.lots import Lots, Sampling, lots_of, steps_of
 from hush.sampling.lots import from_dict as lots_from_dict
 
-Sampling = Literal["poisson", "allocated", "shuffled"]
 NoiseKind = Literal["gaussian", "float_safe"]
 TOO_SMALL = 0.01  # a noise multiplier below this protects nobody (epsilon is in the thousands): said to be infinite
 
@@ -49,10 +47,9 @@ class Plan:
 
     A noise multiplier below 0.01 is allowed for tests and comparisons; the plan is then NOT PRIVATE and says so.
 
-    >>> from hush.clipping.clips import FlatClip
-    >>> from hush.sampling.lots import PoissonLots
-    >>> lots = PoissonLots(examples=60_000, lot_size=600)
-    >>> plan = Plan(lots=lots, steps=6_000, clip=FlatClip(1.0), noise_multiplier=1.1)
+    >>> import hush
+    >>> lots = hush.PoissonLots(examples=60_000, lot_size=600)
+    >>> plan = Plan(lots=lots, steps=6_000, clip=hush.FlatClip(1.0), noise_multiplier=1.1)
     >>> plan.units
     ((PoissonSampled(rate=0.01, event=Gaussian(noise_multiplier=1.1)), 6000),)
     """
@@ -66,10 +63,8 @@ class Plan:
     preprocessing: Event = NOTHING
     budget: Budget | None = None
     accountant: Accountant = "pld"
-    cut_short: bool = False
-    """Whether the budget allowed fewer steps than were asked for."""
+    cut_short: bool = False  # whether the budget allowed fewer steps than were asked for
     access: PrivatePreprocessing | None = field(default=None, compare=False, repr=False)
-    """How the preprocessing is done, where that is left to the run; it is no part of what is saved."""
 
     def __post_init__(self) -> None:
         if not isinstance(self.lots, Lots):
@@ -118,10 +113,9 @@ class Plan:
         the noise over time, a function of the charged step: only its ratios matter. With a `noise_multiplier` the plan
         instead has the most steps that the budget allows, at most those asked for (the paper's "while within limit").
 
-        >>> from hush.clipping.clips import FlatClip
-        >>> plan = Plan.for_budget(
-        ...     Budget(epsilon=2.0, delta=1e-5), examples=60_000, lot_size=600, epochs=60, clip=FlatClip(1.0)
-        ... )
+        >>> import hush
+        >>> budget, clip = Budget(epsilon=2.0, delta=1e-5), hush.FlatClip(1.0)
+        >>> plan = Plan.for_budget(budget, examples=60_000, lot_size=600, epochs=60, clip=clip)
         >>> plan.steps, plan.epsilon(delta=1e-5).upper <= 2.0
         (6000, True)
         """
@@ -248,39 +242,10 @@ class Plan:
         return self.lots.units(steps, self.noise_multiplier)  # type: ignore[arg-type]
 
 
-def lots_of(sampling: Sampling, examples: int, lot_size: int) -> Lots:
-    """Lots that are drawn the way that is named."""
-    kinds: dict[str, type[PoissonLots] | type[AllocatedLots] | type[ShuffledLots]] = {
-        "poisson": PoissonLots, "allocated": AllocatedLots, "shuffled": ShuffledLots,
-    }  # fmt: skip
-    if sampling not in kinds:
-        raise ValueError(f"sampling must be one of poisson, allocated, shuffled; got {str(sampling)[:50]!r}")
-    return kinds[sampling](
-        examples=int(examples), lot_size=operator.index(lot_size) if _is_whole(lot_size) else lot_size
-    )
-
-
 def _valid_accountant(accountant: str) -> None:
     valid = [name for name in accounting.ACCOUNTANTS if name not in accounting.NOT_VALID]
     if accountant not in valid:
         raise ValueError(f"accountant must be one of {', '.join(valid)}; got {str(accountant)[:50]!r}")
-
-
-def _is_whole(value: Any) -> bool:
-    """Whether it is a whole number, numpy's too; a flag is none."""
-    return hasattr(value, "__index__") and not isinstance(value, bool)
-
-
-def steps_of(lots: Lots, epochs: float | None, steps: int | None) -> int:
-    """Lots in all the epochs, or as many as are named."""
-    if (epochs is None) == (steps is None):
-        raise ValueError(f"give epochs or steps, one of the two, got epochs={epochs!r} and steps={steps!r}")
-    if epochs is None:
-        assert steps is not None
-        return steps
-    if isinstance(epochs, bool) or not isinstance(epochs, int | float) or not 0 < epochs <= 1e9:
-        raise ValueError(f"epochs must be a number from 0 to 1e9, and not 0, got {epochs!r}")
-    return max(1, round(epochs * lots.steps_per_epoch))
 
 
 def _schedule(name: str, value: Any, steps: int) -> tuple[float, ...]:

@@ -6,13 +6,14 @@ The model is never wrapped and nothing is attached to it.
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from os import PathLike
 from types import TracebackType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NoReturn
 
 import torch
 from torch import Tensor, nn
 
 from hush.checks import provenance
-from hush.checks.guards import Guard, check_groups, check_optimizers
+from hush.checks.guards import Guard, check_groups
+from hush.checks.optimizers import check_optimizers
 from hush.checks.processes import require_one_process
 from hush.checks.watch import Watch
 from hush.clipping.clips import Clip
@@ -35,23 +36,21 @@ if TYPE_CHECKING:
     from hush.captured.lot import CapturedRun
 
 LossesOf = Callable[..., Tensor]
-Book = str | PathLike[str] | Ledger | ChargeAccount | Callable[[], ChargeAccount] | None
+Book = str | PathLike[str] | Ledger | ChargeAccount | Callable[[float], ChargeAccount] | None
 
 
 class Private(Spoken):
     """Runs a plan on a plain model, with a plain loop and a plain optimizer.
 
     Guarantee: what `step` writes into the gradients, over all lots together, is the plan's event on the data, charged
-    to the account before each lot is handed out. There is one charge and one noise for each step, also for an empty
-    lot; sums are divided by the plan's expected lot size, never by the real one.
+    before each lot is handed out: one charge and one noise for each step, also for an empty lot. Sums are divided by
+    the plan's expected lot size, never by the real one.
 
-    `losses_of(model, *inputs)` gives one loss for each row. It is a function: it keeps no state, and may be called with
-    any rows. With `data` (arrays, a dataset, a `hush.Loader`) it is checked on a few rows before an account is opened,
-    and `add` reads the rows of a batch by itself; without, the check comes at the first `add`. `ledger` is a path, a
-    Ledger, an account that was opened or resumed before, or None for an account in memory. With `seed` lots and noise
-    are reproducible, and the run is NOT PRIVATE (`private.protects` is False). `public_buffers` are patterns of buffers
-    that may change in training because they hold nothing of the data. A `with` block closes the run at its end; one
-    that is left by an exception leaves the account open for `Private.resume`.
+    `losses_of(model, *inputs)` gives one loss for each row and keeps no state. With `data` (arrays, a dataset, a
+    Loader) it is checked before an account is opened, and `add` reads the rows of a batch; without, the check comes
+    at the first `add`. `ledger` is a path, a Ledger, an account, or None for one in memory. With `seed` the run is
+    reproducible and NOT PRIVATE. `public_buffers` are patterns of buffers that may change because they hold nothing
+    of the data. A `with` block left by an exception leaves the account open for `Private.resume`.
 
     >>> import hush
     >>> model, x = nn.Linear(2, 1), torch.zeros(100, 2)
@@ -88,7 +87,10 @@ class Private(Spoken):
     ) -> None:
         self._prepare(model, plan, losses_of, data, machine, public_buffers)
         seeded = seed is not None
-        account = ledger() if callable(ledger) else open_account(plan, ledger, distance=self.distance, seeded=seeded)
+        if callable(ledger):
+            account: ChargeAccount | None = ledger(self.distance)
+        else:
+            account = open_account(plan, ledger, distance=self.distance, seeded=seeded)
         self._begin(account, seed)
         if plan.access is not None:
             do_preprocessing(plan.access, self._course.account)
@@ -105,19 +107,17 @@ class Private(Spoken):
         ledger: Book = None,
         machine: Machine | None = None,
     ) -> "Private":
-        """Go on where `state_dict` stood; model and optimizer are put back by you. Needs the ledger that it charged.
+        """Go on where `state_dict` stood, on the ledger that was charged; put model and optimizer back yourself.
 
-        With a seed the run continues bit for bit. Without one it draws a new key; an allocated or shuffled epoch that
-        was begun is given up and stays charged, since its remaining lots cannot be drawn again without the old key.
+        With a seed it continues bit for bit. Without one it draws a new key, and gives a begun epoch of lots up.
         """
         private, plan = cls.__new__(cls), Plan.from_dict(state["plan"])
         private._prepare(model, plan, losses_of, data, machine, tuple(state["public_buffers"]))
-        account = ledger() if callable(ledger) else resume_account(plan, ledger, state["account"], state["charged"])
+        given = ledger(private.distance) if callable(ledger) else ledger
+        account = resume_account(plan, given, state["account"], state["charged"])
         private._begin(account, state["seed"])
         private._load(state)
         return private
-
-    # The loop ------------------------------------------------------------------------------------------------------
 
     def lots(self) -> Iterator[Lot]:
         """The remaining lots of the plan; each is charged before it is handed out, and must be followed by `step`.
@@ -125,9 +125,9 @@ class Private(Spoken):
         Raises BudgetExhausted where the account has no units left (a resumed run whose lost steps were not reserved).
         """
         if self._course.step >= self.plan.steps and self._lots_were_taken:
+            how = "for epoch in private.epochs(): for lot in epoch: ..."
             raise RuntimeError(
-                f"all {self.plan.steps} steps of the plan are done, in one pass of lots(). For a loop in epochs: "
-                "for epoch in private.epochs(): for lot in epoch: ..."
+                f"all {self.plan.steps} steps of the plan are done, in one pass of lots(); in epochs: {how}"
             )
         return self._lots(self.plan.steps)
 
@@ -144,9 +144,10 @@ class Private(Spoken):
         """Add the clipped gradients of the batch's examples to the sum of the lot; the batch is used up by that.
 
         What follows it are the inputs of losses_of for its rows; with `data=` they are read if left out. Rows that only
-        fill up never count, an example whose gradient is not finite is zero. If it fails, nothing was added.
+        fill up never count, an example whose gradient is not finite is zero. If it fails, nothing was added; after an
+        interrupt in the addition itself the lot has to be begun again or given up, and `step` says so.
         """
-        lot, due = self._open_lot("add"), self._due
+        lot, due, additions = self._open_lot("add"), self._due, self._sum.additions
         lot.take(batch)
         try:
             rows = self._watch.rows(batch, inputs, named)
@@ -161,7 +162,8 @@ class Private(Spoken):
             self._guard.after_forward()
             self._sum.add(clipped, due.clip)
         except BaseException:
-            lot.give_back(batch)
+            if self._sum.additions == additions:
+                lot.give_back(batch)
             raise
 
     def skip(self, batch: Batch) -> None:
@@ -175,6 +177,7 @@ class Private(Spoken):
         Together they hold the trainable parameters, each once. Without any, `p.grad` is yours to use.
         """
         self._open_lot("step").must_be_used_up()
+        self._sum.must_be_whole()
         check_optimizers(optimizers, self._due.parameters, self.model, first=self._due.step == 0)
         update = None if self.captured is None else self.captured.step(optimizers, self._sum, self._due)
         if update is not None:
@@ -190,25 +193,14 @@ class Private(Spoken):
 
     def restart(self) -> None:
         """Forget what was added up for the open lot and hand its batches out again (after out-of-memory, say)."""
-        self._open_lot("restart")._restart()
-        self._sum.clear()
+        lot = self._open_lot("restart")
+        self._sum.clear()  # first: no ticket is free again while anything of it is kept
+        lot._restart()
 
     def abandon(self) -> None:
         """Give the open lot up: it stays charged, and the parameters stay as they are."""
         self._open_lot("abandon")
         self._close_lot()
-
-    # Where the run stands ------------------------------------------------------------------------------------------
-
-    @property
-    def steps_done(self) -> int:
-        """Steps of the plan that are behind, abandoned ones included."""
-        return self._course.step
-
-    @property
-    def account(self) -> ChargeAccount | None:
-        """The account that is charged; None for a plan without noise."""
-        return self._course.account
 
     def state_dict(self) -> dict[str, Any]:
         """Where the run stands, in plain values: never a key, never a sum. Settles the account; between lots only."""
@@ -216,8 +208,7 @@ class Private(Spoken):
             raise RuntimeError(f"lot {self._lot.step} is open; save after private.step(optimizer)")
         self._guard.must_hold_nothing_new()
         to_dict = getattr(self._course.account, "to_dict", None)
-        state = self._course.state_dict()
-        return state | {
+        return self._course.state_dict() | {
             "seed": self._course.seed,
             "account": None if to_dict is None else to_dict(),
             "public_buffers": list(self._guard.public),
@@ -233,8 +224,8 @@ class Private(Spoken):
         self._closed, self._lot = True, None
         self._sum.clear()
         self.model.zero_grad()
-        if self._course.account is not None:
-            self._course.account.close()
+        if self.account is not None:
+            self.account.close()
 
     def __enter__(self) -> "Private":
         return self
@@ -242,8 +233,6 @@ class Private(Spoken):
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
         if kind is None:
             self.close()
-
-    # Inside --------------------------------------------------------------------------------------------------------
 
     def _prepare(
         self,
@@ -256,6 +245,11 @@ class Private(Spoken):
     ) -> None:
         """Everything that can be refused before there is an account."""
         require_one_process()
+        if not callable(losses_of):
+            raise TypeError(
+                f"expected losses_of(model, *inputs) after the plan, got {type(losses_of).__name__}; a ledger is given "
+                "by name: ledger=..."
+            )
         self.model, self.plan, self.machine, self.notes = model, plan, machine or Machine(), list[str]()
         self._guard = Guard(model, public_buffers)
         parameters = self._guard.begin_lot()  # what cannot be trained is refused before anything is charged
@@ -270,9 +264,8 @@ class Private(Spoken):
         self.public_buffers = self._guard.public
         self._watch = Watch(self.gradients, public_buffers, self._loader, self._device)
         self._watch.whole_way(plan.lots.examples)
-        projections = projections_behind(model, [] if self._loader is None else self._loader.tensors)
-        refuse_uncharged(projections, plan.preprocessing)
-        self.seeded_parts = any(projection.seeded for projection in projections)
+        arrays = [] if self._loader is None else self._loader.tensors
+        self.seeded_parts = refuse_uncharged(projections_behind(model, arrays), plan.preprocessing)
         self.notes += provenance.notes_on(model, self._loader)
 
     def _load(self, state: Mapping[str, Any]) -> None:
@@ -289,36 +282,38 @@ class Private(Spoken):
         if self.machine.captures(self._device, clip.at(0), clip.at(self.plan.steps - 1)):
             from hush.captured.lot import CapturedRun
 
-            compile = self.machine.compile is True
-            self.captured = CapturedRun(self.gradients, self._guard, self._releaser, compile=compile)
+            fused = self.machine.compile is True
+            self.captured = CapturedRun(self.gradients, self._guard, self._releaser, compile=fused)
 
     def _lots(self, end: int) -> Iterator[Lot]:
         while self._course.step < end:
             if self._closed:
                 raise RuntimeError("this run was ended by close(); make a new Private")
             if self._lot is not None:
-                raise RuntimeError(
-                    f"lot {self._lot.step} was charged but not used: call private.step(optimizer) after its batches, "
-                    "also after an empty lot, or private.abandon() to give it up"
-                )
+                words = "call private.step(optimizer) after its batches, also after an empty lot, or private.abandon()"
+                raise RuntimeError(f"lot {self._lot.step} was charged but not used: {words} to give it up")
             self._lots_were_taken = True
             self.model.zero_grad()
+            self._sum.clear()
             step = self._course.step
             parameters = self._guard.begin_lot(step)
-            lot = self._lot = self._course.next_lot()
+            lot = self._course.next_lot()
             lot.read_with(self._loader, pad=self.captured is not None)
             self._due = Due(parameters, self._clip.at(step), self._course.noise(), step)
+            self._lot = lot  # last: an interrupt before it loses a charge, and leaves no lot half open
             yield lot
 
     def _open_lot(self, wanted: str) -> Lot:
         if self._lot is None:
-            raise RuntimeError(
-                f"{wanted} needs an open lot, one of `for lot in private.lots():`; without it, no charge"
-            )
+            raise RuntimeError(f"{wanted} needs an open lot, one of `for lot in private.lots():`")
+        self._course.must_be_held()
         return self._lot
 
     def _close_lot(self) -> None:
         provenance.note_release(self.model)
-        self._lot = None
         self._sum.clear()
-        self._course.step += 1
+        self._course.step += 1  # while the lot is open: an interrupt may cost a step, and never gives one twice
+        self._lot = None
+
+    def __reduce_ex__(self, protocol: Any) -> NoReturn:
+        raise TypeError("a run cannot be copied: both copies would add to one sum; save its state_dict()")

@@ -2,10 +2,10 @@
 
 import pytest
 import torch
+from support.finished import clipped_sum
 from torch import Tensor, nn
 
 from hush.clipping import FlatClip
-from hush.gradients.clipped import clipped_sum
 from hush.gradients.layers import products
 
 
@@ -26,9 +26,7 @@ LAYERS = {
     "sizes", [(1e-23, 1e17), (1e-22, 1e17), (1e-25, 1e18), (1e17, 1e-24), (1e-19, 1e19), (1.0, 1.0)]
 )
 @pytest.mark.parametrize("layer", LAYERS)
-def test_squares_that_underflow_do_not_hide_a_gradient(
-    layer: str, sizes: tuple[float, float], fresh_plans: None
-) -> None:
+def test_squares_that_underflow_do_not_hide_a_gradient(layer: str, sizes: tuple[float, float]) -> None:
     """Tiny inputs and huge output gradients: the norm from inner products is zero, the gradient itself is not."""
     torch.manual_seed(0)
     build, inputs, outputs = LAYERS[layer]
@@ -54,7 +52,7 @@ def test_a_mask_says_who_counts_and_never_how_much(value: float) -> None:
 
 @pytest.mark.parametrize("bound", [1e-2, 1e-4, 1e-6])
 def test_scaled_gradients_too_small_for_float16_are_not_rounded_to_it(
-    bound: float, monkeypatch: pytest.MonkeyPatch, fresh_plans: None
+    bound: float, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """As on the matrix units of a GPU: below 6e-5 float16 rounds to whole steps, up to twice the number itself."""
     monkeypatch.setattr(products, "on_matrix_units", lambda *tensors: True)
@@ -74,17 +72,15 @@ class TwoPrecisions(nn.Module):
         return self.double_(torch.tanh(self.single(x)).double())
 
 
-def test_one_layer_in_float64_does_not_make_the_others_exact(
-    fresh_plans: None, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_one_layer_in_float64_does_not_make_the_others_exact(monkeypatch: pytest.MonkeyPatch) -> None:
     """The pieces of a batch are those of the widest rounding in the group."""
     model, seen = TwoPrecisions(), []
-    monkeypatch.setattr("hush.gradients.clipped.pieces_needed", lambda _, examples, dtype: seen.append(dtype) or 1)
+    monkeypatch.setattr("hush.gradients.sums.clipped.pieces_needed", lambda _, examples, dtype: seen.append(dtype) or 1)
     clipped_sum(model(torch.randn(256, 3)).square().sum(1), dict(model.named_parameters()), FlatClip(1.0))
     assert seen == [torch.float32]
 
 
-def test_infinite_rows_of_one_example_touch_no_other(fresh_plans: None) -> None:
+def test_infinite_rows_of_one_example_touch_no_other() -> None:
     """In every rule at once: a sequence model with an embedding, norms, a convolution, some of it not finite."""
     torch.manual_seed(1)
 

@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 import torch
 import torch.nn.functional as F
+from support.finished import clipped_sum
 from torch import Tensor, nn
 from torch.fx import GraphModule
 from torch.fx.experimental.proxy_tensor import make_fx
@@ -13,7 +14,6 @@ from torch.fx.experimental.proxy_tensor import make_fx
 from hush.captured import compiled as tracing
 from hush.captured.compiled import compiled, once, opened, with_input_gradients_as_convolutions
 from hush.clipping import FlatClip
-from hush.gradients.clipped import clipped_sum
 
 
 def sums_of(model: nn.Module) -> object:

@@ -15,7 +15,7 @@ from hush.checks.check import check
 from hush.clipping.bounded_sum import BoundedSum
 from hush.clipping.clips import FlatClip
 from hush.errors import MixedExamples
-from hush.gradients import engine
+from hush.gradients.engine import Gradients
 from hush.ledger import MemoryAccount
 from hush.plan import Plan
 from hush.private import Private
@@ -237,14 +237,14 @@ def test_parameters_without_use_are_named() -> None:
 
 
 def test_an_engine_that_is_wrong_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
-    right = engine.clipped_sum
+    right = Gradients.clipped_sum
 
-    def wrong(*args: object, **kwargs: object) -> BoundedSum:
-        total = right(*args, **kwargs)  # type: ignore[arg-type]
+    def wrong(*args: Any, **kwargs: Any) -> BoundedSum:
+        total = right(*args, **kwargs)
         return BoundedSum({name: tensor * 1.01 for name, tensor in total.tensors.items()}, total.groups)
 
     model = HONEST["mlp"]()
-    monkeypatch.setattr(engine, "clipped_sum", wrong)
+    monkeypatch.setattr(Gradients, "clipped_sum", wrong)
     with pytest.raises(ValueError, match="engine and a slow loop disagree for parameter"):
         check(model, cross_entropy, X, Y)
 
@@ -278,7 +278,7 @@ def test_the_check_comes_before_the_account_with_data_and_at_the_first_batch_wit
             private.add(batch, X[batch.index], Y[batch.index])
 
 
-def test_a_branch_that_later_batches_take_is_seen_at_lots_1_2_4_8() -> None:
+def test_a_branch_that_later_batches_take_is_seen_at_once_where_the_graph_is_new() -> None:
     model, calls = HONEST["mlp"](), []
 
     def late(model: nn.Module, x: Tensor, y: Tensor) -> Tensor:
@@ -292,7 +292,7 @@ def test_a_branch_that_later_batches_take_is_seen_at_lots_1_2_4_8() -> None:
             for batch in lot.batches(32):
                 private.add(batch)
             private.step(torch.optim.SGD(model.parameters(), lr=0.0))
-    assert private.steps_done == 16
+    assert 9 <= private.steps_done <= 16, "a look at lot 16 at the latest"
 
 
 def test_messages_say_nothing_of_the_data() -> None:

@@ -11,9 +11,9 @@ from torch.nn import functional as F
 sys.path.insert(0, str(Path(__file__).parents[2] / "experiments"))
 from heads import Features, Head, HeadProgram, clipped_sums, train_heads
 from side_by_side import poisson_lots
+from support.finished import clipped_sum
 
 from hush.clipping import FlatClip
-from hush.gradients.clipped import clipped_sum
 from hush.recipes.networks import scattering_head
 
 CHANNELS, SIDE, CLASSES, CLIPS = 3, 4, 4, (0.3, 7.0, 100.0)

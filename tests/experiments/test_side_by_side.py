@@ -12,10 +12,10 @@ from torch.nn import functional as F
 
 sys.path.insert(0, str(Path(__file__).parents[2] / "experiments"))
 from side_by_side import FLAT, PER_LAYER, Data, Program, Run, clipped_sums, padded_size, poisson_lots
+from support.finished import clipped_sum
 from training import Job, train_all, train_together
 
 from hush.clipping import FlatClip, PerLayerClip
-from hush.gradients.clipped import clipped_sum
 from hush.recipes.networks import paper_mnist
 
 

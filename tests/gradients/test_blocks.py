@@ -6,12 +6,12 @@ from functools import partial
 import pytest
 import torch
 from oracles import gradients as oracle
+from support.finished import clipped_sum
 from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from hush.clipping import FlatClip
 from hush.clipping import rounding as precision
-from hush.gradients.clipped import clipped_sum
 from hush.gradients.layers import products
 from hush.gradients.sums.blocks import BLOCK, CHAIN, chained, chained_additions, long_additions, long_block, rho
 from hush.gradients.sums.per_example import Weights
@@ -81,7 +81,7 @@ def additions_counted(patch: pytest.MonkeyPatch) -> list[float]:
         counted.append(additions(examples))
         return precision.pieces_needed(additions, examples, dtype)
 
-    patch.setattr("hush.gradients.clipped.pieces_needed", counting)
+    patch.setattr("hush.gradients.sums.clipped.pieces_needed", counting)
     return counted
 
 
@@ -100,7 +100,7 @@ def test_no_chain_is_longer_than_the_bound_says(kind: str, monkeypatch: pytest.M
     assert sums and max(sums) <= longest
 
 
-def test_long_examples_are_added_up_by_themselves(monkeypatch: pytest.MonkeyPatch, fresh_plans: None) -> None:
+def test_long_examples_are_added_up_by_themselves(monkeypatch: pytest.MonkeyPatch) -> None:
     """Where products are not kept: no rows of two examples meet, and the sum is that of the float64 loop."""
     monkeypatch.setattr(products, "_KEEP_BYTES", 0)
     torch.manual_seed(0)
@@ -115,7 +115,7 @@ def test_long_examples_are_added_up_by_themselves(monkeypatch: pytest.MonkeyPatc
     assert (total.tensors["weight"] - exact).norm() <= 2e-3 * exact.norm()
 
 
-def test_rows_are_added_up_one_example_after_another(fresh_plans: None) -> None:
+def test_rows_are_added_up_one_example_after_another() -> None:
     """Rows that come time step by time step: half of each example would be a partial sum as long as all masses."""
     torch.manual_seed(0)
     model, x = TimeFirst(), torch.randn(9, 4, 40)
@@ -130,7 +130,7 @@ def test_rows_are_added_up_one_example_after_another(fresh_plans: None) -> None:
 
 
 @pytest.mark.parametrize("kind", CASES)
-def test_every_example_is_in_exactly_one_block(kind: str, fresh_plans: None) -> None:
+def test_every_example_is_in_exactly_one_block(kind: str) -> None:
     """One example after another is made large: a border that leaves one out, or takes it twice, is seen at once."""
     build, shape, *_ = CASES[kind]
     torch.manual_seed(0)
@@ -169,14 +169,14 @@ def test_long_blocks_leave_room_in_the_bound(terms: int) -> None:
 
 
 @pytest.mark.parametrize("kind", CASES)
-def test_a_sum_in_pieces_is_the_same_sum(kind: str, monkeypatch: pytest.MonkeyPatch, fresh_plans: None) -> None:
+def test_a_sum_in_pieces_is_the_same_sum(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
     build, shape, *_ = CASES[kind]
     torch.manual_seed(0)
     model, x = build(), torch.randn(shape)
     x[1] = torch.inf
     params, mask = dict(model.named_parameters()), torch.arange(len(x)) % 5 != 0
     whole = clipped_sum(losses_of(model, (x,)), params, FlatClip(1.0), mask=mask)
-    monkeypatch.setattr("hush.gradients.clipped.pieces_needed", lambda *_: 7)
+    monkeypatch.setattr("hush.gradients.sums.clipped.pieces_needed", lambda *_: 7)
     cut = clipped_sum(losses_of(model, (x,)), params, FlatClip(1.0), mask=mask)
     assert cut.groups == whole.groups
     for name, tensor in whole.tensors.items():

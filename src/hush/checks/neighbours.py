@@ -14,8 +14,8 @@ def drawn(inputs: Inputs, many: int, generator: torch.Generator, *, high: bool =
     Drawn anew, so that what a refusal says tells nothing of the data.
     """
 
-    def draw(leaf: object) -> object:
-        if not isinstance(leaf, Tensor) or not has_rows(leaf) or not leaf.numel():
+    def draw(leaf: Tensor) -> Tensor:
+        if not has_rows(leaf) or not leaf.numel():
             return leaf
         shape = (many, *leaf.shape[1:])
         if leaf.dtype == torch.bool:
@@ -32,13 +32,11 @@ def drawn(inputs: Inputs, many: int, generator: torch.Generator, *, high: bool =
 
 def replaced(inputs: Inputs, other: Inputs, rows: Tensor) -> Inputs:
     """The inputs with these rows (a mask) of `other`."""
-    new: list[object] = []
-    other.map(lambda leaf: new.append(leaf))
-    rest = iter(new)
+    rest = iter(other.tensors())
 
-    def join(leaf: object) -> object:
-        value = next(rest)
-        if not isinstance(leaf, Tensor) or not isinstance(value, Tensor) or not has_rows(leaf):
+    def join(leaf: Tensor) -> Tensor:
+        _, value = next(rest)
+        if not has_rows(leaf):
             return leaf
         choose = rows.to(leaf.device).view(-1, *[1] * (leaf.ndim - 1))
         return torch.where(choose, value, leaf)
@@ -58,8 +56,8 @@ def extremes(inputs: Inputs) -> Iterator[tuple[str, Inputs]]:
     """
     for kind in EXTREMES:
 
-        def strange(leaf: object, kind: str = kind) -> object:
-            if not isinstance(leaf, Tensor) or not has_rows(leaf) or not leaf.numel() or leaf.dtype == torch.bool:
+        def strange(leaf: Tensor, kind: str = kind) -> Tensor:
+            if not has_rows(leaf) or not leaf.numel() or leaf.dtype == torch.bool:
                 return leaf
             low, top = _range(leaf)
             if (

@@ -84,11 +84,9 @@ class Watch:
             refuse_by_padding(self._gradients, items, rows_of, 50 * rounding(self._gradients))
 
     def explain(self) -> str:
-        """What was found, in lines."""
-        trained = self._gradients.parameters()
-        lines = [f"{name} {tuple(p.shape)}" for name, p in trained.items()]
-        checked = f"independence of examples: tested on drawn rows{'' if self._checked else ' (not yet)'}"
-        return "\n".join([*lines, f"{checked} and {self.looks} later batches"])
+        """How the gradient of each parameter is found, and what was tested."""
+        checked = "checked on drawn rows" if self._checked else "not checked yet"
+        return f"{self._gradients.explain()}\nlosses_of: {checked}, and on {self.looks} later batches"
 
     def _check(self, rows: Inputs) -> None:
         must_match(self._gradients.model, self._public)

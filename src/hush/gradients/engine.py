@@ -1,172 +1,199 @@
-"""Gradients: the forward pass as a function, its per-example gradients, their norms and their clipped sum."""
+"""Gradients: a function of a model and a batch -> the clipped sum of per-example gradients, in one backward pass."""
 
+import logging
+import random
 from collections.abc import Callable, Mapping
-from typing import Any, Literal, NamedTuple
+from dataclasses import dataclass
+from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
 
 from hush.clipping.bounded_sum import BoundedSum
 from hush.clipping.clips import Clip
-from hush.gradients.clipped import clipped_sum, squared_norms
+from hush.errors import NotSupported
+from hush.gradients import reference
+from hush.gradients.analysis.analyst import Analyst
+from hush.gradients.analysis.function import Function
+from hush.gradients.analysis.plan import ParameterRow
+from hush.gradients.graph import read
+from hush.gradients.inputs import Inputs as Inputs
+from hush.gradients.inputs import has_rows as has_rows
+from hush.gradients.layers.slow import Spoiled
+from hush.gradients.sites import Declined, contributions
+from hush.gradients.sums.clipped import quiet, summed
+from hush.gradients.sums.per_example import Contribution, Stored, wide
 
-LossesOf = Callable[..., Tensor]
+log = logging.getLogger("hush")
+
+_LOOKS = 1 / 500
+"""The share of later batches on which independence is tested again, besides the second, fourth, eighth, ..."""
 
 
-class Inputs(NamedTuple):
-    """What losses_of gets besides the model."""
+@dataclass(frozen=True)
+class Explanation:
+    """How each parameter's gradients are found, and how independence is known; str() of it is a table."""
 
-    args: tuple[Any, ...] = ()
-    kwargs: Mapping[str, Any] = {}
+    rows: tuple[ParameterRow, ...]
+    notes: tuple[str, ...]
+    independence: str
 
-    @classmethod
-    def of(cls, inputs: Any) -> "Inputs":
-        """A tuple's parts become arguments, a mapping's become keywords; anything else is the only argument."""
-        if isinstance(inputs, Inputs):
-            return inputs
-        if isinstance(inputs, Mapping):
-            return cls((), dict(inputs))
-        return cls(tuple(inputs)) if isinstance(inputs, tuple | list) else cls((inputs,))
-
-    @property
-    def rows(self) -> int:
-        """The number of examples; every tensor with a dimension has them along its first.
-
-        >>> Inputs.of({"x": torch.zeros(3, 2), "scale": torch.tensor(1.0)}).rows
-        3
-        """
-        found = list(tensors_of(self))
-        if not found:
-            raise TypeError("expected inputs with at least one tensor that has a row for each example, got none")
-        rows = len(found[0][1])
-        for path, tensor in found:
-            if len(tensor) != rows:
-                raise ValueError(
-                    f"{path}: expected {rows} rows, got {len(tensor)}. Tensors have the examples along dimension 0; "
-                    "what is shared by all (class weights, an edge list) belongs into losses_of, not into its inputs"
-                )
-        return rows
-
-    def map(self, change: Callable[[Any], Any]) -> "Inputs":
-        """The same structure with `change` applied to every leaf."""
-        return Inputs(_mapped(change, self.args), _mapped(change, dict(self.kwargs)))
-
-    def take(self, index: Tensor) -> "Inputs":
-        """These rows of every tensor."""
-        return self.map(lambda leaf: leaf[index.to(leaf.device)] if has_rows(leaf) else leaf)
+    def __str__(self) -> str:
+        width = max([len(row.name) for row in self.rows], default=0)
+        lines = [f"{row.name:{width}}  {row.how:12}  {tuple(row.shape)!s:18}  {row.why}".rstrip() for row in self.rows]
+        return "\n".join([*lines, f"independence of examples: {self.independence}", *self.notes])
 
 
 class Gradients:
-    """Per-example gradients of `losses_of(model, *inputs)`, which gives one loss for each row.
+    """Per-example gradients of `losses_of(model, *inputs)`, which gives one loss for each row of its inputs.
 
-    Losses of shape [B, K] are those of K views of each example; they are averaged before clipping.
+    Guarantee: each example adds at most the clip's bound to each group of a clipped sum, in L2 norm and after rounding;
+    one with a non-finite gradient adds exactly zero and touches no other. The first batch is analysed: a function whose
+    examples are not independent is refused, and every parameter's gradient is compared with single backward passes.
+    engine="reference" takes one example after another.
 
     >>> model = nn.Linear(2, 1, bias=False)
-    >>> gradients = Gradients(lambda model, x: model(x).squeeze(1), model)
-    >>> gradients.squared_norms((torch.tensor([[3.0, 4.0], [0.0, 1.0]]),))
-    {'weight': tensor([25.,  1.])}
+    >>> gradients = Gradients(lambda model, x: model(x)[:, 0], model)
+    >>> x = torch.tensor([[30.0, 40.0], [0.3, 0.4]])
+    >>> from hush.clipping.clips import FlatClip
+    >>> gradients.clipped_sum((x,), FlatClip(1.0)).tensors["weight"].round(decimals=3)
+    tensor([[0.9000, 1.2000]])
+    >>> gradients.squared_norms((x,))["weight"].round()
+    tensor([2500.,    0.])
     """
 
-    def __init__(self, losses_of: LossesOf, model: nn.Module, *, engine: Literal["fast", "reference"] = "fast") -> None:
+    def __init__(
+        self,
+        losses_of: Callable[..., Tensor],
+        model: nn.Module,
+        *,
+        engine: Literal["fast", "reference"] = "fast",
+        look_seed: int | None = None,
+    ) -> None:
         if engine not in ("fast", "reference"):
             raise ValueError(f"engine must be 'fast' or 'reference', got {engine!r}")
-        self.losses_of, self.model, self.engine = losses_of, model, engine
+        self.model = model
+        self._reference = engine == "reference"
+        self._function = Function(losses_of, model)
+        self._analyst = Analyst(self._function)
+        self._batches = 0
+        self._looks = random.Random(look_seed)
 
     def clipped_sum(
         self, inputs: Any, clip: Clip, *, mask: Tensor | None = None, rows: int | None = None
     ) -> BoundedSum:
-        """The sum over the examples of their clipped gradients, with what one example can move it by.
+        """The sum of the examples' gradients, each clipped; `mask` is zero for rows that do not count.
 
-        `mask` is 0 for rows that only fill up; `rows` is the physical batch size, which is public.
+        `inputs` is a tuple, or a mapping of named inputs. `rows`, the physical batch size, bounds rounding.
         """
         inputs = Inputs.of(inputs)
-        if self.engine == "reference" and inputs.rows > 1:
-            return self._one_by_one(inputs, clip, mask, rows)
-        parameters = self.parameters()
-        return clipped_sum(self.losses(inputs), parameters, clip, mask=mask, rows=rows, allow_unused=True)
+        if inputs.rows == 0:
+            return summed({}, self.parameters(), clip, batch=0)
+        if self._reference:
+            return reference.clipped_sum(self._function.losses_of, self.model, inputs, clip, mask)
+        self._look(inputs)
+        with quiet(self._device):
+            return summed(self._found(inputs), self.parameters(), clip, batch=inputs.rows, rows=rows, mask=mask)
 
     def per_example(self, inputs: Any) -> dict[str, Tensor]:
-        """What the paper writes: each example's gradient, {name: [B, ...]}; private."""
-        losses, parameters = self.losses(Inputs.of(inputs)), self.parameters()
-        rows = [
-            torch.autograd.grad(loss, list(parameters.values()), retain_graph=True, materialize_grads=True)
-            for loss in losses
-        ]
-        return {name: torch.stack(parts) for name, parts in zip(parameters, zip(*rows, strict=True), strict=True)}
+        """{name: [B, *shape]}: what the paper writes; private."""
+        inputs = Inputs.of(inputs)
+        if self._reference:
+            each = list(reference.gradients_of(self._function.losses_of, self.model, inputs))
+            return {name: torch.stack([one[name] for one in each]) for name in self.parameters()}
+        with quiet(self._device):
+            found, shapes = self._found(inputs), {n: (inputs.rows, *p.shape) for n, p in self.parameters().items()}
+            return {
+                name: found[name].per_example().reshape(shape)
+                if name in found
+                else torch.zeros(shape, device=self._device)
+                for name, shape in shapes.items()
+            }
 
     def squared_norms(self, inputs: Any) -> dict[str, Tensor]:
-        """For each parameter the squared norms of the examples' gradients, {name: [B]}; private."""
-        return squared_norms(self.losses(Inputs.of(inputs)), self.parameters(), allow_unused=True)
+        """{name: [B]}: squared norms of the examples' gradients; private."""
+        inputs = Inputs.of(inputs)
+        if self._reference:
+            return {name: values.flatten(1).square().sum(1) for name, values in self.per_example(inputs).items()}
+        with quiet(self._device):
+            found = self._found(inputs)
+            none = torch.zeros(inputs.rows, device=self._device)
+            return {n: found[n].squared_norms() if n in found else none for n in self.parameters()}
 
-    def losses(self, inputs: Inputs) -> Tensor:
-        """One loss for each row, those of several views averaged; anything else is refused."""
-        rows = inputs.rows
-        with torch.enable_grad():
-            losses = self.losses_of(self.model, *inputs.args, **inputs.kwargs)
-            check_losses(losses, rows)
-            return losses.mean(1) if losses.ndim == 2 else losses
+    def check(self, inputs: Any) -> Explanation:
+        """Analyse these inputs and sum nothing; raises what `clipped_sum` would."""
+        if not self._reference:
+            self._found(Inputs.of(inputs))
+        return self.explain()
 
-    def parameters(self) -> dict[str, nn.Parameter]:
+    def explain(self) -> Explanation:
+        """What was learnt so far."""
+        if self._reference:
+            rows = [
+                ParameterRow(name, tuple(p.shape), "one by one", "reference") for name, p in self.parameters().items()
+            ]
+            return Explanation(tuple(rows), (), "by construction: each example is alone in its batch")
+        analyst = self._analyst
+        rows = [analyst.rows[name] for name in self.parameters() if name in analyst.rows]
+        known = f"tested on {analyst.tested} rows of the first batch and on {analyst.looks} later batches"
+        return Explanation(tuple(rows), tuple(analyst.notes), known)
+
+    def losses(self, inputs: Any) -> Tensor:
+        """One loss for each row, views averaged; private."""
+        return self._function(Inputs.of(inputs))
+
+    def look_again(self, inputs: Any) -> None:
+        """Test independence on this very batch, now."""
+        if not self._reference:
+            self._analyst.look_again(Inputs.of(inputs), self._looks.randrange(1 << 30))
+
+    def parameters(self) -> dict[str, Tensor]:
         """The trainable parameters as they are now."""
-        return {name: p for name, p in self.model.named_parameters() if p.requires_grad}
+        params = self._function.trainable()
+        if not params:
+            raise ValueError("the model has no trainable parameter: every parameter has requires_grad=False")
+        complex_ones = [name for name, param in params.items() if param.is_complex()]
+        if complex_ones:
+            raise NotSupported(
+                f"{', '.join(complex_ones[:8])}: complex parameters cannot be released with real noise; keep real "
+                "and imaginary parts in a real parameter and use torch.view_as_complex on it"
+            )
+        return params
 
-    def _one_by_one(self, inputs: Inputs, clip: Clip, mask: Tensor | None, rows: int | None) -> BoundedSum:
-        counts = torch.ones(inputs.rows, dtype=torch.bool) if mask is None else mask
-        total: BoundedSum | None = None
-        for row in range(inputs.rows):
-            one = self.clipped_sum(inputs.take(torch.tensor([row])), clip, mask=counts[row : row + 1], rows=rows)
-            total = one if total is None else total + one
-        assert total is not None
-        return total
+    # Inside ----------------------------------------------------------------------------------------------------------
 
+    @property
+    def _device(self) -> torch.device:
+        return next(iter(self.parameters().values())).device
 
-def has_rows(leaf: Any) -> bool:
-    """Whether the leaf is a tensor with the examples along its first dimension."""
-    return isinstance(leaf, Tensor) and leaf.ndim > 0
+    def _look(self, inputs: Inputs) -> None:
+        """Independence again on the second, fourth, eighth batch, and on some later ones that nobody chooses."""
+        if torch._C._len_torch_dispatch_stack() or (
+            torch.cuda.is_available() and torch.cuda.is_current_stream_capturing()
+        ):
+            return  # what is traced or recorded has no values; the same was looked at right before
+        self._batches += 1
+        power = self._batches > 1 and self._batches & (self._batches - 1) == 0
+        if power or self._looks.random() < _LOOKS * (self._batches > 1):
+            self.look_again(inputs)
 
-
-def tensors_of(inputs: Inputs) -> "list[tuple[str, Tensor]]":
-    """All tensors with rows, each with the path to it as a user would write it."""
-    found: list[tuple[str, Tensor]] = []
-
-    def walk(value: Any, path: str) -> None:
-        if has_rows(value):
-            found.append((path, value))
-        elif isinstance(value, Mapping):
-            for key, part in value.items():
-                walk(part, f"{path}[{key!r}]")
-        elif isinstance(value, tuple | list):
-            for number, part in enumerate(value):
-                walk(part, f"{path}[{number}]")
-
-    walk(inputs.args, "inputs")
-    walk(inputs.kwargs, "inputs")
-    return found
-
-
-def check_losses(losses: Any, rows: int) -> None:
-    """Refuse anything but one loss for each row, or K for each row."""
-    if not isinstance(losses, Tensor):
-        raise TypeError(f"losses_of must return a tensor with one loss for each row, got {type(losses).__name__}")
-    if losses.ndim == 0:
-        raise ValueError(
-            "expected one loss for each example, got a scalar. A loss that is averaged or summed over the batch "
-            "cannot be clipped example by example: use reduction='none'. A term for the whole batch (a penalty on the "
-            "weights, say) belongs into the optimizer (weight_decay) or, per example, into each loss"
-        )
-    if not losses.is_floating_point():
-        raise TypeError(f"losses must be floating point, got {losses.dtype}")
-    if losses.ndim > 2 or len(losses) != rows:
-        raise ValueError(
-            f"expected losses of shape ({rows},), one for each row of the batch, or ({rows}, K) for K views of each, "
-            f"got {tuple(losses.shape)}. Average tokens or pixels per example first"
-        )
-
-
-def _mapped(change: Callable[[Any], Any], value: Any) -> Any:
-    if isinstance(value, Mapping):
-        return {key: _mapped(change, part) for key, part in value.items()}
-    if isinstance(value, tuple | list):
-        parts = [_mapped(change, part) for part in value]
-        return type(value)(*parts) if hasattr(value, "_fields") else type(value)(parts)
-    return change(value)
+    def _found(self, inputs: Inputs) -> Mapping[str, Contribution]:
+        """One forward and one backward pass: what the examples add to each parameter."""
+        params = self.parameters()
+        self._analyst.test(inputs)  # before the model itself sees the batch: a refusal leaves it as it was
+        losses = self._function(inputs)
+        graph = read(losses, params)
+        self._analyst.refuse_unmet(graph, inputs)
+        with quiet(losses.device):
+            try:
+                settled = self._analyst.find(graph, losses, inputs)
+                return contributions(graph, settled.now(graph), losses, settled.side)
+            except Declined:
+                losses = self._function(inputs)
+                graph = read(losses, params)
+                settled = self._analyst.again(graph, losses, inputs)
+                return contributions(graph, settled.now(graph), losses, settled.side)
+            except Spoiled:  # only a pass of its own keeps an example apart from one that is not finite
+                del losses, graph
+                rows = list(reference.gradients_of(self._function.losses_of, self.model, inputs))
+                return {name: Stored(wide(torch.stack([one[name] for one in rows]))) for name in params}

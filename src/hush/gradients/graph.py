@@ -46,6 +46,56 @@ class Graph:
         """Equal for graphs that differ in sizes alone."""
         return self.names, self.inputs, tuple(self.leaves.items())
 
+    @property
+    def kind(self) -> object:
+        """Equal for graphs that differ in whole numbers alone: in sizes, in where a slice begins."""
+        dtypes = tuple([tuple([output[1] for output in traits[0]]) for traits in self.traits])
+        return self.names, self.inputs, tuple(self.leaves.items()), dtypes
+
+    def numbers(self) -> list[int]:
+        """Every whole number of the graph in a fixed order, lists with their lengths."""
+        flat: list[int] = []
+
+        def put(value: object) -> None:
+            if isinstance(value, (tuple, list)):
+                flat.append(-1 - len(value))
+                for one in value:
+                    put(one)
+            elif isinstance(value, int):
+                flat.append(int(value) if value < 1 << 62 else int(value) - (1 << 64))
+
+        for traits in self.traits:
+            put([output[0] for output in traits[0]])
+            put(traits[1:])
+        return flat
+
+    def used(self) -> list[list[int]]:
+        """For each node which of its outputs something reads."""
+        found: list[set[int]] = [set() for _ in self.nodes]
+        found[0].add(0)
+        for edges in self.inputs:
+            for edge in edges:
+                if edge is not None:
+                    found[edge[0]].add(edge[1])
+        return [sorted(outputs) for outputs in found]
+
+    def inputs_first(self) -> list[int]:
+        """All nodes, each after its inputs."""
+        order: list[int] = []
+        done = [False] * len(self.nodes)
+        stack = [0]
+        while stack:
+            node = stack[-1]
+            waiting = [edge[0] for edge in self.inputs[node] if edge is not None and not done[edge[0]]]
+            if waiting and not done[node]:
+                stack.extend(waiting)
+                continue
+            stack.pop()
+            if not done[node]:
+                done[node] = True
+                order.append(node)
+        return order
+
     def saved(self, node: int, attribute: str) -> Any:
         name = attribute if self.is_python(node) else "_saved_" + attribute
         return getattr(self.nodes[node], name, None)
@@ -71,8 +121,11 @@ def back(steps: Sequence[tuple[Node, int]], gradient: Tensor) -> Tensor:
     return gradient
 
 
-def read(losses: Tensor, params: Mapping[str, Tensor]) -> Graph:
-    """The graph behind `losses`; raises if it holds trainable parameters that are not in `params`, or hides some."""
+def read(losses: Tensor, params: Mapping[str, Tensor], also: Mapping[str, Tensor] | None = None) -> Graph:
+    """The graph behind `losses`; raises if it holds trainable parameters that are not in `params`, or hides some.
+
+    `also` holds other tensors that stand for parameters of these names.
+    """
     if losses.grad_fn is None:
         raise ValueError(
             "the losses do not depend on any parameter that requires a gradient: expected losses computed from the "
@@ -94,14 +147,16 @@ def read(losses: Tensor, params: Mapping[str, Tensor]) -> Graph:
             edges.append((index, output))
         inputs.append(tuple(edges))
     names = tuple(node.name() for node in nodes)
-    leaves = _leaves(nodes, names, params)
+    leaves = _leaves(nodes, names, params, also or {})
     traits = tuple([_traits(node) for node in nodes])
     key = (losses.shape[0], names, tuple(inputs), tuple(leaves.items()), traits)
     return Graph(tuple(nodes), names, tuple(inputs), leaves, losses.shape[0], traits, key)
 
 
-def _leaves(nodes: list[Node], names: tuple[str, ...], params: Mapping[str, Tensor]) -> dict[int, str]:
-    name_of = {id(tensor): name for name, tensor in params.items()}
+def _leaves(
+    nodes: list[Node], names: tuple[str, ...], params: Mapping[str, Tensor], also: Mapping[str, Tensor]
+) -> dict[int, str]:
+    name_of = {id(tensor): name for given in (also, params) for name, tensor in given.items()}
     leaves: dict[int, str] = {}
     strangers: list[tuple[int, ...]] = []
     for index, (node, name) in enumerate(zip(nodes, names, strict=True)):

@@ -71,8 +71,9 @@ def projections_behind(model: nn.Module, arrays: Iterable[Tensor]) -> "list[Proj
     return held + [_MADE[array] for array in arrays if array in _MADE]
 
 
-def refuse_uncharged(used: "Iterable[ProjectionLayer | Projection]", preprocessing: Event) -> None:
-    """Refuse projections whose event is not part of what the plan has charged as its preprocessing."""
+def refuse_uncharged(used: "Iterable[ProjectionLayer | Projection]", preprocessing: Event) -> bool:
+    """Refuse projections whose event is not part of what the plan has charged; whether one of them was seeded."""
+    used = list(used)
     charged = [part for part, _ in parts_of(preprocessing)]
     for projection in used:
         for part, _ in parts_of(projection.event) if projection.event is not None else ():
@@ -81,6 +82,7 @@ def refuse_uncharged(used: "Iterable[ProjectionLayer | Projection]", preprocessi
                     f"the model or the data was made with a DP-PCA that the plan does not contain: {part}. Make the "
                     "plan with preprocessing=projection.event, so that one epsilon counts both"
                 )
+    return any(projection.seeded for projection in used)
 
 
 def dp_pca(

@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Any
 
 from hush.accounting.bounds import Bounds
-from hush.ledger.charging import ledger_of
+from hush.ledger.charging import ChargeAccount, ledger_of
 from hush.plan import Plan
 from hush.report.about import About
 from hush.report.facts import facts_of
@@ -21,6 +21,17 @@ class Spoken:
     seeded_parts: bool
     _course: Any
     _watch: Any
+
+    @property
+    def steps_done(self) -> int:
+        """Steps of the plan that are behind, abandoned ones included."""
+        return int(self._course.step)
+
+    @property
+    def account(self) -> ChargeAccount | None:
+        """The account that is charged; None for a plan without noise."""
+        account: ChargeAccount | None = self._course.account
+        return account
 
     @property
     def protects(self) -> bool:
@@ -45,7 +56,7 @@ class Spoken:
         return write_report(Path(folder), self.statement(about))
 
     def explain(self) -> str:
-        """Which parameters are trained, and what was checked of losses_of."""
+        """How the gradient of each trainable parameter is found, and what was checked of losses_of."""
         return str(self._watch.explain())
 
     def note(self, sentence: str) -> None:

@@ -6,11 +6,12 @@ Sizes, rates and indices only; an example, a label or a model never comes here.
 """
 
 import math
+import operator
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass, fields
 from fractions import Fraction
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 
@@ -18,6 +19,7 @@ from hush.accounting.events import Allocated, Event, Gaussian, PoissonSampled, S
 from hush.randomness.streams import Stream
 from hush.sampling.draws import Indices, binomials, permutation, subsets
 
+Sampling = Literal["poisson", "allocated", "shuffled"]
 _CHUNK = 1 << 20
 _DRAWN_AT_ONCE = 1 << 16  # expected indices: half a megabyte
 
@@ -201,6 +203,35 @@ def from_dict(values: dict[str, Any]) -> Lots:
     if name not in kinds:
         raise ValueError(f"expected one of {', '.join(kinds)}; got {name!r}")
     return kinds[name](**{key: value for key, value in values.items() if key != "kind"})
+
+
+def lots_of(sampling: Sampling, examples: int, lot_size: int) -> Lots:
+    """Lots that are drawn the way that is named."""
+    kinds: dict[str, type[PoissonLots] | type[AllocatedLots] | type[ShuffledLots]] = {
+        "poisson": PoissonLots, "allocated": AllocatedLots, "shuffled": ShuffledLots,
+    }  # fmt: skip
+    if sampling not in kinds:
+        raise ValueError(f"sampling must be one of poisson, allocated, shuffled; got {str(sampling)[:50]!r}")
+    return kinds[sampling](
+        examples=int(examples), lot_size=operator.index(lot_size) if _is_whole(lot_size) else lot_size
+    )
+
+
+def _is_whole(value: Any) -> bool:
+    """Whether it is a whole number, numpy's too; a flag is none."""
+    return hasattr(value, "__index__") and not isinstance(value, bool)
+
+
+def steps_of(lots: Lots, epochs: float | None, steps: int | None) -> int:
+    """Lots in all the epochs, or as many as are named."""
+    if (epochs is None) == (steps is None):
+        raise ValueError(f"give epochs or steps, one of the two, got epochs={epochs!r} and steps={steps!r}")
+    if epochs is None:
+        assert steps is not None
+        return steps
+    if isinstance(epochs, bool) or not isinstance(epochs, int | float) or not 0 < epochs <= 1e9:
+        raise ValueError(f"epochs must be a number from 0 to 1e9, and not 0, got {epochs!r}")
+    return max(1, round(epochs * lots.steps_per_epoch))
 
 
 def _check_sizes(examples: int, size: int, name: str = "lot_size") -> None:

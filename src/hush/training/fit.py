@@ -15,7 +15,7 @@ from hush.training.evaluation import HeldOut
 from hush.training.preflight import check_arguments, device_of, reproducible
 from hush.training.result import Result
 from hush.training.run import Run
-from hush.training.trainer import Trainer, begin_callbacks
+from hush.training.trainer import Trainer
 
 
 def fit(
@@ -72,7 +72,8 @@ def _fit(
     loader = Loader.of(data)
     if saved is not None:
         plan = saving.check_same_run(saved, plan, run, held_out)
-    begin_callbacks(tuple(run.callbacks), model, optimizer, run, held_out)
+    for callback in run.callbacks:
+        callback.begin(model, optimizer, run.path, held_out)
     model.to(device)
     with reproducible(run.seed, device):
         trainer = Trainer(model, loader, losses_of, optimizer, plan, held_out, run, machine, device)

@@ -6,7 +6,7 @@ from contextlib import contextmanager
 import torch
 from torch import nn
 
-from hush.checks.guards import check_optimizers
+from hush.checks.optimizers import check_optimizers
 from hush.checks.provenance import shares_rows
 from hush.machine import Machine, usable
 from hush.plan import Plan

@@ -20,17 +20,18 @@ from hush.machine import Machine
 from hush.plan import Plan
 from hush.private import Private
 from hush.report import statement_of, write_report
-from hush.report.facts import facts_of, finite, rounded_time
+from hush.report.facts import finite
 from hush.sampling.loader import Loader
 from hush.training import run_folder as saving
 from hush.training.account import Charged, open_charged, resume_charged
-from hush.training.callbacks import Averaging, Callback, Scheduler
+from hush.training.callbacks import Averaging
 from hush.training.choosing import Judge
 from hush.training.diagnostics import unsafe_diagnostics
 from hush.training.evaluation import HeldOut
 from hush.training.physical_batches import LotRunner, first_size
 from hush.training.preflight import try_held_out
 from hush.training.progress import Progress, announce
+from hush.training.record import facts_of_training
 from hush.training.result import Result
 from hush.training.run import Run
 from hush.training.warnings import PrivacyWarning, about_delta
@@ -96,9 +97,9 @@ class Trainer:
         self.preprocessing = "none" if self.plan.access is None else "done"
         self._save()
 
-    def _open(self) -> Any:
+    def _open(self, distance: float) -> Any:
         self._warn(try_held_out(self.model, self.loader, self.held_out, self.device))
-        self._take(open_charged(self.plan, self.run, self.folder, self._known_by()))
+        self._take(open_charged(self.plan, self.run, self.folder, self._known_by(), distance=distance))
         if self.plan.access is not None:
             self._save()  # on record as begun: after a crash in it nobody does it a second time for one price
         return self.charged.account
@@ -247,7 +248,7 @@ class Trainer:
         """The last checkpoint, the end of the account, the chosen parameters into the model, the report."""
         with saving.only_warned("the last checkpoint was not written"):
             self._save()
-        facts = self.facts()
+        facts = facts_of_training(self)
         with saving.only_warned("the account was not closed, and all its units stay spent"):
             self._private.close()
         self.judge.put_back()
@@ -263,35 +264,6 @@ class Trainer:
         ended, steps, seconds = str(self.ended), self._private.steps_done, facts["seconds"]
         return Result(self.model, statement, tuple(self.history), ended, steps, seconds, report)
 
-    def facts(self) -> dict[str, Any]:
-        """The facts of the run as it stands; settles its account."""
-        if self.private is None:
-            return {"run": {"plan": self.plan.to_dict(), "step": 0}, "account": self.charged.to_dict(), "ended": None,
-                    "preprocessing": self._preprocessing()}  # fmt: skip
-        schedulers = [type(c.scheduler).__name__ for c in self.run.callbacks if isinstance(c, Scheduler)]
-        others = [type(c).__name__ for c in self.run.callbacks if type(c).__module__.split(".")[0] != "hush"]
-        return facts_of(self._private, self.run.about) | {
-            "account": self.charged.to_dict(),
-            "preprocessing": self._preprocessing(),
-            "held_out": None if self.held_out is None else self.held_out.to_dict(),
-            "history": finite(self.history),
-            "chosen": finite(self.judge.chosen_entry(self.history)),
-            "since_best": self.judge.since_best,
-            "ended": self.ended,
-            "seconds": rounded_time(self.earlier_seconds + time.monotonic() - self.began),
-            "resumed": self.resumed,
-            "optimizer": _named(self.optimizer),
-            "scheduler": ", ".join(schedulers) or None,
-            "average": 0.0 if self.averaging is None else self.averaging.decay,
-            "callbacks": others,
-            "batch_size": self.batch_size,
-            "unsafe_diagnostics": self.shown,
-            "notes": [*self.notes, *(n for n in self._private.notes if n not in self.notes)],
-        }
-
-    def _preprocessing(self) -> dict[str, Any]:
-        return {"name": None if self.plan.access is None else self.plan.access.name, "state": self.preprocessing}
-
     def close_book(self) -> None:
         """Close the ledger's file if this run has opened it; its accounts stay as they are."""
         if self.book is not None and self.book is not self.run.ledger:
@@ -306,7 +278,7 @@ class Trainer:
         """A checkpoint, where the run has a folder; the facts settle the account first, so the head includes that."""
         if self.folder is None:
             return
-        facts = self.facts()
+        facts = facts_of_training(self)
         state = saving.pack(self.model, self.optimizer, self.run.callbacks, self.judge)
         if self.run.seed is not None:
             state["random"] = saving.random_state(self.device)
@@ -318,17 +290,3 @@ class Trainer:
         if message is not None:
             self.notes.append(message)
             warnings.warn(message, PrivacyWarning, stacklevel=4)
-
-
-def begin_callbacks(
-    callbacks: "tuple[Callback, ...]", model: nn.Module, optimizer: torch.optim.Optimizer, run: Run, held_out: Any
-) -> None:
-    """Let each callback look at what it is for, and refuse."""
-    for callback in callbacks:
-        callback.begin(model, optimizer, run.path, held_out)
-
-
-def _named(optimizer: torch.optim.Optimizer) -> str:
-    group = optimizer.defaults
-    known = [f"{name}={group[name]:g}" for name in ("lr", "momentum", "weight_decay") if group.get(name)]
-    return f"{type(optimizer).__name__}({', '.join(known)})"

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from hush.gradients.layers.products import Products
-from hush.gradients.sums.per_example import Contribution, Layout, Rule, Site, Stored
+from hush.gradients.sums.per_example import Contribution, Layout, Rule, Site, Stored, wide
 
 _LSTM = 2
 """What the node calls an LSTM among its modes."""
@@ -87,15 +87,15 @@ def contributions(site: Site) -> dict[int, Contribution] | None:
     # A layer that runs backwards in time is the same layer on flipped data.
     turn = (lambda tensor: tensor.flip(0)) if saved["reverse"] else (lambda tensor: tensor)
     cell = Cell(
-        input=turn(saved["input"]),
-        h0=saved["hx_"],
-        c0=saved["cx_"],
-        output=turn(saved["result0"]),
-        w_ih=saved["weight0"],
-        w_hh=saved["weight1"],
-        bias=saved["weight2"] + saved["weight3"] if saved["has_biases"] else None,
+        input=wide(turn(saved["input"])),
+        h0=wide(saved["hx_"]),
+        c0=wide(saved["cx_"]),
+        output=wide(turn(saved["result0"])),
+        w_ih=wide(saved["weight0"]),
+        w_hh=wide(saved["weight1"]),
+        bias=wide(saved["weight2"]) + wide(saved["weight3"]) if saved["has_biases"] else None,
     )
-    grads = (*site.grads, None, None, None)[:3]
+    grads = [None if grad is None else wide(grad) for grad in (*site.grads, None, None, None)[:3]]
     of_output = torch.zeros_like(cell.output) if grads[0] is None else turn(grads[0])
     gradients = gate_gradients(cell, of_output, grads[1], grads[2])
     steps, batch, _ = gradients.shape
@@ -107,7 +107,7 @@ def contributions(site: Site) -> dict[int, Contribution] | None:
             inputs = cell.input if index == 1 else cell.h_before
             found[index] = Products(inputs.flatten(0, 1), rows, layout, transposed=False)
         else:
-            found[index] = Stored(gradients.sum(0))
+            found[index] = Stored(gradients.sum(0, dtype=wide(gradients[:0]).dtype))
     return found
 
 

@@ -22,6 +22,7 @@ _LONG_SLACK = 0.0085
 _PIECE_BYTES = 1 << 26
 """Memory for the products of several blocks at a time."""
 _HALF = (torch.bfloat16, torch.float16)
+_WIDE = (torch.float32, torch.float64, torch.complex64, torch.complex128)
 
 
 def rho(terms: int) -> float:
@@ -33,8 +34,8 @@ def rho(terms: int) -> float:
 
 
 def wide(tensor: Tensor) -> Tensor:
-    """The tensor in the dtype in which norms and sums are taken: fp32, or fp64 if it already is."""
-    return tensor if tensor.dtype in (torch.float32, torch.float64) else tensor.float()
+    """The tensor in the dtype in which norms and sums are taken: fp32, or fp64 if it already is; complex stays so."""
+    return tensor if tensor.dtype in _WIDE else tensor.float()
 
 
 def blocked_additions(batch: int, block: int) -> float:

@@ -8,11 +8,11 @@ import torch
 from torch import Tensor
 from torch.autograd.graph import Node
 
+from hush.gradients.analysis.plan import Inlet, moves
 from hush.gradients.graph import Edge, Graph, back
 from hush.gradients.layers import embedding, products
 from hush.gradients.layers.embedding import Rows
 from hush.gradients.layers.products import Products
-from hush.gradients.plan import Inlet, moves
 from hush.gradients.sums.norms import add
 from hush.gradients.sums.per_example import Contribution, Stored, Weights, wide
 
@@ -183,17 +183,19 @@ def together(parts: list[Contribution], disjoint: bool = False) -> Contribution:
 
 def pulled_back(graph: Graph, edge: Edge, contribution: Contribution, leaves: list[int]) -> dict[int, Tensor]:
     """[batch, *shape] for each leaf: the per-example gradients taken through the computation behind the edge."""
-    per_example = contribution.per_example()
     variables = [graph.nodes[leaf].variable for leaf in leaves]  # type: ignore[attr-defined]
-    kind = graph.nodes[edge[0]]._input_metadata[edge[1]].dtype
-    answers = torch.autograd.grad(
-        [graph.edge(*edge)],
-        variables,
-        [per_example.to(kind)],
-        is_grads_batched=True,
-        retain_graph=True,
-        allow_unused=True,
-    )
+    per_example = contribution.per_example().to(graph.nodes[edge[0]]._input_metadata[edge[1]].dtype)
+
+    def back_from(grads: Tensor, batched: bool) -> tuple[Tensor | None, ...]:
+        return torch.autograd.grad(
+            [graph.edge(*edge)], variables, [grads], is_grads_batched=batched, retain_graph=True, allow_unused=True
+        )
+
+    try:
+        answers = back_from(per_example, True)
+    except RuntimeError:  # a node that vmap does not know
+        each = [back_from(one, False) for one in per_example]
+        answers = tuple(None if rows[0] is None else torch.stack(rows) for rows in zip(*each, strict=True))
     return {leaf: wide(answer) for leaf, answer in zip(leaves, answers, strict=True) if answer is not None}
 
 

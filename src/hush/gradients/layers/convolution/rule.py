@@ -9,6 +9,7 @@ kernel gradient in which the examples are scaled.
 import math
 from dataclasses import dataclass
 
+import torch
 from torch import Tensor
 
 from hush.gradients.layers.convolution.geometry import Geometry, flat_grid, phase_combinations
@@ -162,11 +163,23 @@ def kernel_contribution(convolution: Convolution) -> Contribution:
 
 
 def squared_mass(convolution: Convolution) -> Tensor:
-    """[batch]: at least (sum over outputs of |window| |gradient|)^2, by Cauchy-Schwarz |all windows|^2 |gradient|^2."""
-    pixels, gradient = convolution.split()
-    taps = math.prod(convolution.geometry.kernel)
-    of_pixels, of_gradient = (squared_norms(wide(tensor).flatten(2)) + TINY for tensor in (pixels, gradient))
-    return taps * of_pixels * of_gradient
+    """[batch]: (sum over outputs of |window| |gradient|)^2 for each group of channels, added up over the groups.
+
+    An output meets only the pixels that its window reads, of its own group: their squares are summed over the window as
+    the layer itself would, stride, padding and dilation included.
+    """
+    pixels, gradient = (wide(side) for side in convolution.split())
+    geometry, outputs = convolution.geometry, tuple(gradient.shape[3:])
+    squares = [
+        side.flatten(0, 1).square().unflatten(1, (geometry.groups, -1)).sum(2) + TINY for side in (pixels, gradient)
+    ]
+    ones = squares[0].new_ones(geometry.groups, 1, *geometry.kernel)
+    sums = torch.convolution(
+        geometry.padded(squares[0], outputs), ones, None, list(geometry.stride), [0] * geometry.axes,
+        list(geometry.dilation), False, [0] * geometry.axes, geometry.groups,
+    )  # fmt: skip
+    each = (sums.clamp(min=0).sqrt() * squares[1].sqrt()).unflatten(0, pixels.shape[:2])
+    return each.transpose(1, 2).flatten(2).sum(2).square().sum(1) * (1 + 1e-4)
 
 
 def ghost_is_cheaper(convolution: Convolution, keep: bool) -> bool:
@@ -202,9 +215,12 @@ def contributions(site: Site) -> dict[int, Contribution] | None:
 def _convolution(site: Site) -> Convolution:
     saved, shape = site.saved, site.shapes[1]
     assert shape is not None
-    geometry = Geometry(
-        tuple(shape), tuple(saved["stride"]), tuple(saved["padding"]), tuple(saved["dilation"]), saved["groups"]
+    axes = len(shape) - 2
+    # A list of one number stands for all axes.
+    stride, padding, dilation = (
+        tuple(saved[name]) * (axes if len(saved[name]) == 1 else 1) for name in ("stride", "padding", "dilation")
     )
+    geometry = Geometry(tuple(shape), stride, padding, dilation, saved["groups"])
     if saved["transposed"]:
         return Convolution(site.grad, saved["input"], geometry, site.layout)
     return Convolution(saved["input"], site.grad, geometry, site.layout)
