@@ -108,8 +108,7 @@ def check_gradients(gradients: Gradients, given: Inputs, public_buffers: Sequenc
         refuse_by_number(gradients, one, 50 * tolerance)
         _check_extremes(gradients, one, losses, parameters, tolerance)
         _check_engine(gradients, one, losses, parameters, 50 * tolerance)
-        if gradients.engine == "fast":
-            _check_backward(gradients, one, 50 * tolerance)
+        _check_backward(gradients, one, 50 * tolerance)
 
 
 def _check_extremes(

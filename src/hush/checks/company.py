@@ -9,7 +9,7 @@ from torch import Tensor
 from hush.checks.neighbours import replaced
 from hush.checks.passes import run, same, without_chance
 from hush.errors import MixedExamples
-from hush.gradients.engine import Gradients, Inputs, tensors_of
+from hush.gradients.engine import Gradients, Inputs
 
 _SEEDS = 24  # a branch that is taken with probability 0.1 is missed by 8 % of the checks
 _FEW = 8
@@ -68,7 +68,7 @@ def refuse_by_padding(
     gradients: Gradients, items: list[Any], rows_of: Callable[[list[Any]], Inputs], tolerance: float
 ) -> None:
     """The shorter items joined by themselves; their losses must be those that they have beside the longest."""
-    sizes = [sum(tensor.numel() for _, tensor in tensors_of(rows_of([item]))) for item in items]
+    sizes = [sum(tensor.numel() for _, tensor in rows_of([item]).tensors()) for item in items]
     if min(sizes) == max(sizes):
         return
     whole = rows_of(items)
@@ -76,7 +76,7 @@ def refuse_by_padding(
         places = [i for i, size in enumerate(sizes) if size <= most]
         part = rows_of([items[i] for i in places])
         among = whole.take(torch.tensor(places))
-        shapes = [[tensor.shape for _, tensor in tensors_of(inputs)] for inputs in (part, among)]
+        shapes = [[tensor.shape for _, tensor in inputs.tensors()] for inputs in (part, among)]
         if part.rows != among.rows or shapes[0] == shapes[1] or not _begin_alike(part, among):
             continue
         with without_chance(gradients, part) as steady:
@@ -95,7 +95,7 @@ def _agree(one: Tensor, other: Tensor, all_losses: Tensor, tolerance: float) -> 
 
 def _begin_alike(short: Inputs, long: Inputs) -> bool:
     """Whether the longer rows hold the shorter ones at either end: else a collate drew other numbers for them."""
-    for (_, a), (_, b) in zip(tensors_of(short), tensors_of(long), strict=True):
+    for (_, a), (_, b) in zip(short.tensors(), long.tensors(), strict=True):
         if a.ndim != b.ndim:
             return False
         front = tuple(slice(0, size) for size in a.shape)
