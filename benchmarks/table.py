@@ -35,8 +35,8 @@ def _time(timing: dict) -> str:
 
 
 def summary(found: dict[str, dict]) -> None:
-    head = f"\n{'case':10s} {'fastest plain':>50s} {'fastest hush':>32s} {'ratio':>20s} asked"
-    print(f"{head}  memory (MiB), asked {MEMORY_ASKED}")
+    head = f"\n{'case':10s} {'fastest plain':>50s} {'fastest hush':>32s} {'ratio':>20s} limit"
+    print(f"{head}  memory (MiB), limit {MEMORY_ASKED}")
     for name, case in found.items():
         if not case.get("ratio"):
             print(f"{name:10s} not measured")

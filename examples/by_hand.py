@@ -1,4 +1,4 @@
-"""Level 3: the paper's code figure (DPSGD_Optimizer and DPTrain of Abadi et al. 2016), line by line in its order.
+"""The paper's code figure (DPSGD_Optimizer and DPTrain of Abadi et al. 2016), line by line in its order.
 
 AccumulatePrivacySpending, per_example_gradients, Sanitize and GetSpentPrivacy are a few lines each, on the library's
 accountant, sanitizer and lots.

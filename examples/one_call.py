@@ -1,4 +1,4 @@
-"""Level 1: one call. A model, data and a budget in; a trained model and a statement that can be quoted out.
+"""One call. A model, data and a budget in; a trained model and a statement that can be quoted out.
 
 python examples/one_call.py [--epochs 5] [--out runs/one_call]
 """

@@ -1,4 +1,4 @@
-"""Level 2: your own loop. A plain model, a plain optimizer, plain per-example losses; MNIST to (2, 1e-5).
+"""Your own loop. A plain model, a plain optimizer, plain per-example losses; MNIST to (2, 1e-5).
 
 python examples/training_loop.py [--epochs 5] [--ledger mnist.hush] [--out runs/mine]
 """

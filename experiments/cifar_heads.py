@@ -3,7 +3,7 @@
 Chosen on 5,000 training records that are set aside, with heads trained side by side (heads.py) at epsilon 1 and 8:
 whitening to the power .25, .5 or .75, rates 2, 8 and 32 (lots of 8,192, 45 epochs, clipping at 1); rates 2 and 4
 at epsilon 2, 4 and 8 at epsilon 4. The power .5 was best at epsilon 8 and taken for all, though .75 was better by 0.2 %
-at epsilon 1. The test set was not asked. Every head is trained by `Private`.
+at epsilon 1. The test set was not used. Every head is trained by `Private`.
 """
 
 import argparse

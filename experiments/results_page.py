@@ -208,7 +208,7 @@ STOPS = """What stops the goal that is not reached, MNIST at epsilon 8: the feat
 earlier network, half as wide and trained on glyphs alone, had reached 99.17 % there with scattering beside it, and
 98.49, 99.09 and 90.16 % in the other rows: shapes and a third kind of maps help where noise is large, and Fashion-MNIST
 everywhere, but digits at little noise not at all. Three forms are equal on the records set aside at epsilon 8, to 0.01
-%, and the one that was taken has no scattering. MNIST's own records were not asked. In trials whose code is not kept
+%, and the one that was taken has no scattering. MNIST's own records were not used. In trials whose code is not kept
 none of these helped both data sets: bounds of 0.5 and 2 instead of 0.1, lots of 16,384, 12 angles of scattering instead
 of 8, the mean over copies moved by a pixel, random features of the whitened maps, two convolutions on scattering. On
 the records set aside a network trained longer on glyphs, or on three times as many classes, was no better. Not tried:

@@ -75,3 +75,25 @@ def test_mistakes_are_one_line(capsys: pytest.CaptureFixture[str], tmp_path: Pat
     status, out, err = hush(capsys, line.format(script=tmp_path / "mine.py", out=tmp_path / "out", **names))
     assert (status, out) == (2, "") and err.startswith("hush: ") and err.count("\n") == 1
     assert not (tmp_path / "out" / "tuning.json").exists()
+
+
+def test_a_tuning_that_releases_nothing_says_so_and_fails(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "settings.toml").write_text("[[settings]]\nclip = 1.0\n")
+    (tmp_path / "tuned.py").write_text(FAILS)
+    line = "tune tuned.py:trial --settings settings.toml --epsilon 2 --delta 1e-5 --out tuned --rule pay-for-each"
+    status, out, err = hush(capsys, line)
+    assert status == 1 and "no trial ended well" in err and "for the whole tuning" in out
+
+
+FAILS = """
+import hush
+from hush.tuning import Trial
+
+def trial(settings):
+    lots, clip = hush.PoissonLots(examples=100, lot_size=10), hush.FlatClip(settings["clip"])
+    plan = hush.Plan(lots=lots, steps=2, clip=clip, noise_multiplier=1.0)
+    return Trial(plan=plan, train=lambda plan, folder: 1 / 0)
+"""

@@ -102,3 +102,15 @@ def test_commands_of_the_documentation_have_these_options(line: str) -> None:
         word = word.strip("[]")  # what may be left out stands in brackets
         if word.startswith("--"):
             assert word in options, f"{line}: no option {word}"
+
+
+@pytest.mark.parametrize("page", ["README.md", "docs/index.md"])
+def test_the_first_program_is_the_example(page: str) -> None:
+    program = (ROOT / page).read_text().split("## A first program\n\n```python\n")[1].split("```")[0]
+    assert program.strip() == (ROOT / "examples" / "first.py").read_text().split("\n", 2)[2].strip()
+
+
+def test_every_page_can_be_reached_from_the_readme() -> None:
+    linked = set(re.findall(r"\]\((docs/[\w-]+\.md)\)", (ROOT / "README.md").read_text()))
+    pages = {f"docs/{page.name}" for page in (ROOT / "docs").glob("*.md")} - {"docs/reference.md", "docs/security.md"}
+    assert linked == pages

@@ -1,6 +1,8 @@
 """The example of one call is run as it is, under the audit, and as a job of the command line."""
 
+import dataclasses
 import importlib.util
+import runpy
 from pathlib import Path
 from types import ModuleType
 
@@ -8,6 +10,7 @@ import pytest
 from support.watching import watch
 
 from hush.accounting import Budget, Gaussian, PoissonSampled, epsilon
+from hush.recipes import data
 from hush.training import Result, Run, fit
 
 EXAMPLE = Path(__file__).resolve().parents[2] / "examples" / "one_call.py"
@@ -51,3 +54,14 @@ def test_hazard_27_the_job_of_the_example(monkeypatch: pytest.MonkeyPatch) -> No
     noise = result.statement.plan.noise_multiplier
     assert isinstance(noise, float)
     seen.check(steps=20, noise=noise, clip=1.0)
+
+
+def test_hazard_27_the_first_program(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    mnist = data.load("mnist")
+    few = dataclasses.replace(mnist, train_x=mnist.train_x[:4000], train_y=mnist.train_y[:4000])
+    monkeypatch.setattr(data, "load", lambda name: few)
+    seen = watch(monkeypatch)
+    kept = runpy.run_path(str(EXAMPLE.parent / "first.py"))
+    seen.check(steps=kept["plan"].steps, noise=kept["plan"].noise_multiplier, clip=1.0)
+    assert kept["result"].measured > 0.3 and kept["result"].epsilon.upper <= 2.0
+    assert "differentially private for each of the 4,000 records" in capsys.readouterr().out

@@ -43,8 +43,20 @@ def test_hazard_32_a_resumed_run_brings_the_same_data(tmp_path):
 
 
 def test_linking_needs_the_number_of_a_refusal(tmp_path):
-    with Ledger(tmp_path / "l", create=True) as ledger, pytest.raises(DataNotLinked, match=r"\(here: none\)"):
+    with (
+        Ledger(tmp_path / "l", create=True) as ledger,
+        pytest.raises(DataNotLinked, match="none was: run on the new data first"),
+    ):
         ledger.link(refusal=4, reason="no")
+
+
+def test_a_wrong_number_is_answered_with_the_right_ones_and_no_fingerprint(tmp_path):
+    with Ledger(tmp_path / "l", create=True) as ledger:
+        ledger.open_account("a", data=(X, Y), **PLAN)
+        with pytest.raises(DataNotLinked):
+            ledger.open_account("b", data=(X + 1, Y), **PLAN)
+        with pytest.raises(DataNotLinked, match=r"give one of \[\d+\]$"):
+            ledger.link(refusal=99, reason="no")
 
 
 @pytest.mark.parametrize(

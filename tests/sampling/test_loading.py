@@ -1,5 +1,6 @@
 """Indices become batches of the data's own structure; whatever brings its own order is refused by name."""
 
+import re
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -143,3 +144,25 @@ def test_hazard_04_samplers_and_streams_are_refused_by_name() -> None:
         Loader((X, Y[:3]))
     with pytest.raises(ValueError, match="collate is for datasets of single examples"):
         Loader(X, collate=pad_words)
+
+
+@pytest.mark.parametrize(
+    ("data", "said"),
+    [
+        ({"x": torch.zeros(3), "y": [1, 2, 3]}, "'y' is a list"),
+        ({"x": torch.zeros(3), "city": np.array(["a", "b", "c"])}, "'city' is an array of <U1"),
+        ((torch.zeros(3), np.array([None] * 3)), "1 is an array of object"),
+        ({}, "there is no column"),
+    ],
+)
+def test_a_column_that_holds_no_numbers_is_named(data: object, said: str) -> None:
+    with pytest.raises(TypeError, match=re.escape(said)):
+        Loader(data)
+
+
+def test_a_data_frame_is_refused_with_the_remedy() -> None:
+    class Frame(dict):  # as much of one as matters: columns, a length, items by name
+        columns = ("age",)
+
+    with pytest.raises(TypeError, match=r"numpy\.asarray\(column\)"):
+        Loader(Frame(age=range(3)))

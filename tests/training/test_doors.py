@@ -3,6 +3,7 @@
 import json
 import os
 import stat
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +12,7 @@ import torch
 from support.small_fit import BUDGET, blobs, network, run
 from support.small_job import Crash, job, train
 from torch import nn
+from torch.nn import functional as F
 
 from hush.clipping.clips import FlatClip
 from hush.errors import NotSupported
@@ -19,7 +21,7 @@ from hush.ledger.owned import FolderInUse
 from hush.plan import Plan
 from hush.private import Private
 from hush.sampling.lots import PoissonLots
-from hush.training import About, Averaging, HeldOut, PrivacyWarning, Run, Scheduler, TensorBoard
+from hush.training import About, Averaging, HeldOut, PrivacyWarning, Run, Scheduler, TensorBoard, fit
 
 NAME = "\x1b[8m</b>[/red]\u202e\nspent: epsilon 0"
 
@@ -294,3 +296,31 @@ def test_inexact_noise_is_on_the_ledger_with_its_distance(tmp_path: Path) -> Non
         with Ledger(book) as ledger:
             (account,) = ledger.accounts()
         assert account.distance == result.statement.facts["distance"] > 0
+
+
+@pytest.mark.parametrize("loss", [F.cross_entropy, partial(F.cross_entropy, reduction="none"), nn.CrossEntropyLoss()])
+def test_a_loss_of_torch_is_no_losses_of_and_the_remedy_is_named(loss: Any) -> None:
+    x, y = blobs(40)
+    model = network()
+    plan = Plan.for_budget(BUDGET, examples=40, lot_size=10, steps=2, clip=FlatClip(1.0))
+    with pytest.raises(TypeError, match=r"hush\.per_example"):
+        Private(model, plan, loss, data=(x, y))
+
+
+def test_columns_and_truth_values_are_data_and_need_a_metric_of_their_own() -> None:
+    x, y = blobs(40)
+    table, model = {"x": x, "y": y > 0}, network()
+
+    def losses(model: nn.Module, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        return F.cross_entropy(model(x), y.long(), reduction="none")
+
+    plan = Plan.for_budget(BUDGET, examples=40, lot_size=10, steps=2, clip=FlatClip(1.0))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    with pytest.raises(ValueError, match="metric_of=f"):
+        fit(model, table, losses, optimizer, plan, held_out=HeldOut(data=blobs_table(8)), run=Run(progress=False))
+    assert fit(model, table, losses, optimizer, plan, run=Run(progress=False)).steps == 2
+
+
+def blobs_table(count: int) -> dict[str, torch.Tensor]:
+    x, y = blobs(count)
+    return {"x": x, "y": y > 0}

@@ -101,5 +101,6 @@ def _telling_rows(loader: Loader) -> torch.Tensor:
     for array in loader.tensors:
         values = torch.as_tensor(array)
         if values.ndim == 1 and not values.is_floating_point() and not values.is_complex():
+            values = values.long()  # torch has no argmin of truth values and of some unsigned numbers
             rows |= {int(values.argmin()), int(values.argmax())}
     return torch.tensor(sorted(rows))

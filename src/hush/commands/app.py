@@ -73,6 +73,9 @@ def _run(arguments: list[str]) -> int:
     except Exception as mistake:
         if os.environ.get("HUSH_TRACEBACK"):
             traceback.print_exception(mistake)
+        if type(mistake).__name__ == "NoArgsIsHelpError":  # hush, or hush ledger, and nothing behind it
+            print(str(mistake), file=sys.stderr)
+            return 2
         return _complain(_words(mistake), STOPPED if isinstance(mistake, train.Stopped) else 2)
     return status if isinstance(status, int) else 0
 

@@ -1,6 +1,7 @@
 """hush tune: many settings of a person's own training, one charge for all of them."""
 
 import json
+import sys
 import tomllib
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
@@ -86,6 +87,8 @@ def tune(
         except KeyboardInterrupt:
             raise Stopped("stopped; what was charged stays charged; go on with --resume") from None
     _print(tuned, as_json)
+    if tuned.folder is None:
+        raise typer.Exit(1)
 
 
 @dataclass(frozen=True)
@@ -149,7 +152,11 @@ def _print(tuned: "Tuned", as_json: bool) -> None:
         print(json.dumps(values))
         return
     if tuned.folder is None:
-        print("No trial ended well: nothing is released, and everything was charged.")
+        print(
+            "hush: no trial ended well: nothing is released, and everything was charged; before tuning again, call "
+            "the function's train on drawn records",
+            file=sys.stderr,
+        )
     else:
         print(f"the winner, score {tuned.score:g}: {json.dumps(tuned.settings)}\nkept in {tuned.folder}")
     print(f"epsilon {tuned.epsilon} at delta {rounded_up(tuned.delta, 6)} for the whole tuning, the winner included")

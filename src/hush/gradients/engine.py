@@ -16,6 +16,7 @@ from hush.gradients import reference
 from hush.gradients.analysis.analyst import Analyst
 from hush.gradients.analysis.function import Function
 from hush.gradients.analysis.plan import ParameterRow
+from hush.gradients.functional import must_take_a_model
 from hush.gradients.graph import read
 from hush.gradients.inputs import Inputs as Inputs
 from hush.gradients.inputs import has_rows as has_rows
@@ -72,6 +73,7 @@ class Gradients:
     ) -> None:
         if engine not in ("fast", "reference"):
             raise ValueError(f"engine must be 'fast' or 'reference', got {engine!r}")
+        must_take_a_model(losses_of)
         self.model = model
         self._reference = engine == "reference"
         self._function = Function(losses_of, model)

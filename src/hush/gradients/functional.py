@@ -34,6 +34,18 @@ def per_example(loss: Any) -> Callable[..., Tensor]:
     return losses_of
 
 
+def must_take_a_model(losses_of: Any) -> None:
+    """Refuse a loss of torch that was given as it is: it takes outputs and targets, no model."""
+    loss = losses_of.func if isinstance(losses_of, partial) else losses_of
+    where = getattr(type(loss) if isinstance(loss, nn.Module) else loss, "__module__", "")
+    if where in (F.__name__, "torch.nn.modules.loss"):
+        name = getattr(loss, "__name__", f"{type(loss).__name__}()")
+        raise TypeError(
+            f"expected losses_of(model, *inputs) with one loss for each row, got {name} itself: make it with "
+            f"hush.per_example({name})"
+        )
+
+
 def sequence_cross_entropy(logits: Tensor, targets: Tensor, mask: Tensor | None = None) -> Tensor:
     """One loss for each sequence: the mean cross entropy of its own tokens that `mask` counts, all by default.
 

@@ -177,8 +177,8 @@ class Ledger:
             else:
                 refused = file.refresh().refused
                 if refusal not in refused:
-                    known = ", ".join(map(str, refused)) or "none"
-                    raise DataNotLinked(f"the number of a refusal (here: {known})", repr(refusal), "give one of them")
+                    remedy = f"give one of {list(refused)}" if refused else "none was: run on the new data first"
+                    raise DataNotLinked("the number under which data was refused", repr(refusal), remedy)
                 mark = refused[refusal]
             file.append(lambda balances: {"kind": "linked", "data": mark, "reason": reason, "at": opening.now()})
 

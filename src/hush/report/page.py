@@ -11,7 +11,7 @@ if TYPE_CHECKING:
 
 _STYLE = """
 :root { --ink: #1d2429; --soft: #5b6770; --line: #dfe4e8; --paper: #fbfbf9; --card: #ffffff; --accent: #1f6f6b;
-        --accent-soft: #d9ebe9; --warm: #b4552d; --warm-soft: #f8e8df; }
+        --accent-soft: #d9ebe9; --warm: #b4552d; --warm-soft: #f8e8df; --bar: #b9c7cc; }
 * { box-sizing: border-box; }
 html { -webkit-text-size-adjust: 100%; }
 body { margin: 0; background: var(--paper); color: var(--ink); overflow-wrap: break-word;
@@ -31,11 +31,12 @@ figure { margin: 0; background: var(--card); border: 1px solid var(--line); bord
 figcaption { font-size: .9rem; color: var(--soft); margin-bottom: .6rem; } figcaption b { color: var(--ink); }
 svg { display: block; width: 100%; height: auto; overflow: visible; }
 svg text { font: 12.5px system-ui, -apple-system, "Segoe UI", Roboto, Arial, sans-serif; fill: var(--soft); }
-svg .value { fill: var(--ink); font-weight: 600; } svg .name { fill: var(--ink); }
+svg .value { fill: var(--ink); font-weight: 600; stroke: var(--card); stroke-width: 4px; paint-order: stroke; }
+svg .name { fill: var(--ink); }
 svg .grid { stroke: var(--line); stroke-width: 1; }
 svg .limit { stroke: var(--warm); stroke-width: 1.5; stroke-dasharray: 5 4; }
 svg .curve { fill: none; stroke: var(--accent); stroke-width: 2.2; stroke-linejoin: round; }
-svg .end { fill: var(--accent); } svg .bar { fill: #b9c7cc; } svg .strong { fill: var(--accent); }
+svg .end { fill: var(--accent); } svg .bar { fill: var(--bar); } svg .strong { fill: var(--accent); }
 svg .share0 { fill: var(--accent); } svg .share1 { fill: #7a9e3a; } svg .share2 { fill: #c08a2e; }
 svg .share3 { fill: #8c95a0; }
 dl { margin: 0; border-top: 1px solid var(--line); }
@@ -53,6 +54,10 @@ footer { margin-top: 3rem; color: var(--soft); font-size: .875rem; }
   dl div { grid-template-columns: 1fr; gap: 0; } dt { font-size: .875rem; }
   thead { display: none; } tr { display: block; padding: .5rem 0; border-bottom: 1px solid var(--line); }
   td { display: block; border: 0; padding: 0; } td.number { white-space: normal; }
+}
+@media screen and (prefers-color-scheme: dark) {
+  :root { --ink: #e6eaed; --soft: #9aa7b0; --line: #343c43; --paper: #15191c; --card: #1d2226; --accent: #4fb3ab;
+          --accent-soft: #1d3a38; --warm: #e08a62; --warm-soft: #3a2a22; --bar: #55636b; }
 }
 @media print { body { background: #fff; } main { padding: 0; } figure, .key div { break-inside: avoid; } }
 """

@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from hush.ledger.plain import plain
 
 WIDTH, HEIGHT = 440, 250
-LEFT, RIGHT, TOP, BOTTOM = 52, 14, 14, 40
+LEFT, RIGHT, TOP, BOTTOM = 52, 14, 24, 40
 
 Point = tuple[float, float]
 
@@ -49,7 +49,7 @@ def line_chart(
         parts.append(f'<line class="limit" x1="{LEFT}" x2="{WIDTH - RIGHT}" y1="{y}" y2="{y}"/>')
     path = " ".join(f"{scale_x(x):.1f},{scale_y(y):.1f}" for x, y in points)
     end_x, end_y = scale_x(xs[-1]), scale_y(ys[-1])
-    below = end_y < TOP + 24
+    below = len(ys) > 1 and ys[-1] < ys[-2]  # the words lie on the side where the line is not
     parts += [
         f'<polyline class="curve" points="{path}"/>',
         f'<circle class="end" cx="{end_x:.1f}" cy="{end_y:.1f}" r="3.5"/>',

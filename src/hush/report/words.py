@@ -163,7 +163,7 @@ def outcome(statement: "Statement") -> Rows:
     if facts["seconds"] is not None:
         where = f"about {facts['seconds']:g} s {where}, physical batches of {facts['batch_size']} at most"
     rows += [
-        ("Time", where),
+        ("Time" if facts["seconds"] is not None else "Machine", where),
         ("Resumed", "never" if not facts["resumed"] else f"{times(facts['resumed'])} from checkpoints"),
     ]
     return tuple(rows)

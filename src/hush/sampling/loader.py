@@ -155,7 +155,8 @@ def _arrays(data: Any) -> Any:
         return data
     parts = list(data.values()) if isinstance(data, Mapping) else data if type(data) in (tuple, list) else []
     if not parts or not all(_is_array(part) for part in parts):
-        if not (hasattr(data, "__getitem__") and hasattr(data, "__len__")) or isinstance(data, Mapping):
+        _refuse_columns(data)
+        if not (hasattr(data, "__getitem__") and hasattr(data, "__len__")):
             raise TypeError(
                 f"expected arrays, or a dataset with __len__ and __getitem__ by position, got {type(data).__name__}"
             )
@@ -166,8 +167,31 @@ def _arrays(data: Any) -> Any:
     return data
 
 
+def _refuse_columns(data: Any) -> None:
+    """A table that is no arrays of numbers, by its column: a dict, a data frame, a tuple with an array of text."""
+    table = isinstance(data, Mapping) or hasattr(data, "columns")
+    if not table and not (type(data) is tuple and any(isinstance(part, np.ndarray) for part in data)):
+        return
+    columns = data.items() if table else enumerate(data)
+    wrong = [
+        f"{name!r} is an array of {part.dtype}" if isinstance(part, np.ndarray) else f"{name!r} is a {_name(part)}"
+        for name, part in columns
+        if not _is_array(part)
+    ]
+    raise TypeError(
+        f"expected tensors or arrays of numbers with one row for each example, got {_name(data)} where "
+        f"{', '.join(wrong[:3]) or 'there is no column'}; give {{name: numpy.asarray(column)}}, and text as numbers"
+    )
+
+
+def _name(value: Any) -> str:
+    return type(value).__name__
+
+
 def _is_array(value: Any) -> bool:
-    return isinstance(value, Tensor | np.ndarray) and value.ndim > 0
+    if isinstance(value, np.ndarray):
+        return value.ndim > 0 and value.dtype.kind in "biufc"  # text and objects are no numbers
+    return isinstance(value, Tensor) and value.ndim > 0
 
 
 def _rows(index: Tensor, array: Any) -> Tensor:

@@ -77,6 +77,12 @@ class HeldOut:
         return {name: getattr(self, name) for name in names}
 
 
+_REMEDY = (
+    "; without metric_of= the data is (inputs, targets) and the model gives one score for each class: else give "
+    "HeldOut(data=..., metric_of=f), where f(model, *inputs) or f(model, **columns) is one value for each record"
+)
+
+
 def measure(model: nn.Module, held_out: HeldOut, device: torch.device, *, most: int | None = None) -> float:
     """The mean of the metric over the held-out data (its first `most` records), in eval mode and without gradients.
 
@@ -103,7 +109,7 @@ def try_measuring(model: nn.Module, held_out: HeldOut, device: torch.device) -> 
     except Exception as error:
         raise ValueError(
             f"{held_out.name} cannot be measured: {type(error).__name__}: {error} (tried on its first records, before "
-            "anything was charged)"
+            f"anything was charged){_REMEDY if held_out.metric_of is correct else ''}"
         ) from error
 
 

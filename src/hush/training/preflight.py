@@ -39,7 +39,10 @@ def check_arguments(
     if not isinstance(plan, Plan):
         raise TypeError(f"expected plan=hush.Plan.for_budget(...), got {type(plan).__name__}")
     if plan.budget is None:
-        raise ValueError("fit needs a plan with a budget: make it with hush.Plan.for_budget(hush.Budget(...), ...)")
+        raise ValueError(
+            "fit needs a plan with a budget: make it with hush.Plan.for_budget(hush.Budget(...), ...); a plan without "
+            "one, as a trial of hush tune gets it, is for hush.Private"
+        )
     if not isinstance(optimizer, torch.optim.Optimizer):
         raise TypeError(f"expected an optimizer made with the model's parameters, got {optimizer!r}")
     if held_out is not None and not isinstance(held_out, HeldOut):

@@ -16,11 +16,11 @@ from hush.training.ranges import whole
 class Run:
     """How a call of `fit` is conducted.
 
-    `folder` gets checkpoints every `checkpoint_every` steps (by default an epoch), the trained model and the report;
-    without it nothing is kept. With `resume` a run goes on from its last checkpoint; steps since then stay spent and
-    are done again out of the plan's reserve, or the run ends short and says so. `ledger` is the account of the dataset
-    over all its runs, made if it is not there only with `create_ledger`; without one a run with a folder keeps its own.
-    `about` is what you state in the report. `seed`
+    `folder` gets checkpoints every `checkpoint_every` steps (by default at the ends of epochs, when the last is older
+    than 20 seconds), the trained model and the report; without it nothing is kept. With `resume` a run goes on from its
+    last checkpoint; steps since then stay spent and are done again out of the plan's reserve, or the run ends short and
+    says so. `ledger` is the account of the dataset over all its runs, made if it is not there only with
+    `create_ledger`; without one a run with a folder keeps its own. `about` is what you state in the report. `seed`
     makes the run reproducible and NOT PRIVATE. Schedulers, averages and TensorBoard are `callbacks`. Numbers from
     training data are private: only `unsafe_diagnostics` shows them, and the report then says so for good.
 
