@@ -135,7 +135,7 @@ class Gradients:
             return Explanation(tuple(rows), (), "by construction: each example is alone in its batch")
         analyst = self._analyst
         rows = [analyst.rows[name] for name in self.parameters() if name in analyst.rows]
-        known = f"tested on {analyst.tested} rows of the first batch and on {analyst.looks} later batches"
+        known = f"tested on {analyst.tests.rows} rows of the first batch and on {analyst.tests.looks} later batches"
         return Explanation(tuple(rows), tuple(analyst.notes), known)
 
     def losses(self, inputs: Any) -> Tensor:
@@ -145,7 +145,7 @@ class Gradients:
     def look_again(self, inputs: Any) -> None:
         """Test independence on this very batch, now."""
         if not self._reference:
-            self._analyst.look_again(Inputs.of(inputs), self._looks.randrange(1 << 30))
+            self._analyst.tests.look_again(Inputs.of(inputs), self._looks.randrange(1 << 30))
 
     def parameters(self) -> dict[str, Tensor]:
         """The trainable parameters as they are now."""

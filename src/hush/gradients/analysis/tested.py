@@ -1,0 +1,55 @@
+"""What independence was tested on, and when it must be tested again."""
+
+import torch
+
+from hush.gradients.analysis import independence
+from hush.gradients.analysis.function import Function, undisturbed
+from hush.gradients.inputs import Inputs, choices, device, sizes
+
+
+class Tests:
+    """Independence of the examples of one function: on its first batch, in every mode, at new sizes, and at looks."""
+
+    def __init__(self, function: Function) -> None:
+        self._function = function
+        self._mode: object = None
+        self._least: tuple[int, ...] = ()
+        self._most: tuple[int, ...] = ()
+        self.rows = 0
+        """Rows on which independence was tested first."""
+        self.looks = 0
+
+    def test(self, inputs: Inputs) -> list[str]:
+        """Refuses a function whose examples mix; looks at sizes beyond those that were met. Returns notes."""
+        mode = tuple(module.training for module in self._function.model.modules())
+        met = (inputs.rows, *sizes(inputs))
+        if self.rows < min(3, inputs.rows) or mode != self._mode:
+            with undisturbed(device(inputs)):
+                with torch.no_grad():
+                    losses = self._function.trial(inputs)
+                notes = independence.check(self._function, inputs, next(choices(inputs.rows, losses)))
+            self.rows, self._mode = inputs.rows, mode
+            self._least = self._most = met
+            return notes
+        if self._beyond(met):
+            self.look_again(inputs, sum(met))
+            if len(met) != len(self._most):
+                self._least = self._most = met
+            self._least = tuple(map(min, self._least, met))
+            self._most = tuple(map(max, self._most, met))
+        return []
+
+    def look_again(self, inputs: Inputs, draw: int) -> None:
+        """The same on rows of a later batch, a little."""
+        if inputs.rows < 2:
+            return
+        generator = torch.Generator().manual_seed(draw)
+        rows = torch.randperm(inputs.rows, generator=generator)[:8]
+        with undisturbed(device(inputs)):
+            independence.look_again(self._function, inputs, rows, draw)
+        self.looks += 1
+
+    def _beyond(self, met: tuple[int, ...]) -> bool:
+        """Whether some size is smaller or larger than all that were met: what begins at a size begins there."""
+        pairs = zip(self._least, met, self._most, strict=False)
+        return len(met) != len(self._most) or any(not low <= size <= high for low, size, high in pairs)
