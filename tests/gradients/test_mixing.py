@@ -97,16 +97,53 @@ def test_mixing_that_begins_at_a_size_is_refused_there(later: Tensor) -> None:
 
 
 def test_mixing_at_the_given_weights_alone_is_no_rounding() -> None:
-    """A branch on an exact weight, which no jittered copy takes."""
+    """A branch on an exact weight, which no jittered copy takes, and which neither one row nor three take."""
 
     def losses(model: nn.Module, x: Tensor) -> Tensor:
-        begun = model[0].bias[0] == 0  # type: ignore[index,union-attr]
-        return squares(model, torch.where(begun, x - x.mean(0), x))
+        begun = model[0].bias[0] == 0 and len(x) > 4  # type: ignore[index,union-attr]
+        return squares(model, x - x.mean(0) if begun else x)
 
     model = network()
     nn.init.zeros_(model[0].bias)  # type: ignore[arg-type]
     with pytest.raises(MixedExamples):
-        Gradients(losses, model).clipped_sum((of(3),), FlatClip(1.0))
+        Gradients(losses, model).clipped_sum((of(8),), FlatClip(1.0))
+
+
+def test_a_backward_pass_that_scales_the_whole_batch_is_refused() -> None:
+    """A hook that clips a gradient by its norm, with a threshold that single examples and three of them stay under."""
+
+    def losses(model: nn.Module, x: Tensor) -> Tensor:
+        h = model[0](x)  # type: ignore[index]
+        if h.requires_grad:
+            h.register_hook(lambda grad: grad * (2 / grad.norm()).clamp(max=1))
+        return model[2](h.tanh()).square().mean(1)  # type: ignore[index]
+
+    with pytest.raises(MixedExamples, match="halves"):
+        Gradients(losses, network()).clipped_sum((of(2000),), FlatClip(1.0))
+
+
+def test_a_backward_pass_that_clips_each_entry_is_not_mixing() -> None:
+    def losses(model: nn.Module, x: Tensor) -> Tensor:
+        h = model[0](x)  # type: ignore[index]
+        if h.requires_grad:
+            h.register_hook(lambda grad: grad.clamp(-0.01, 0.01))
+        return model[2](h.tanh()).square().mean(1)  # type: ignore[index]
+
+    Gradients(losses, network()).clipped_sum((of(50),), FlatClip(1.0))
+
+
+def test_draws_inside_experts_are_not_mixing() -> None:
+    """How many numbers are drawn before an example's own depends on who else is there."""
+
+    def losses(model: nn.Module, x: Tensor) -> Tensor:
+        chosen = (x[:, 0] > 0).long()
+        out = torch.zeros(len(x), 3)
+        for expert in range(2):
+            here = (chosen == expert).nonzero()[:, 0]
+            out = out.index_add(0, here, F.dropout(model[expert](x[here]), 0.2))  # type: ignore[index]
+        return out.square().mean(1)
+
+    Gradients(losses, nn.Sequential(nn.Linear(4, 3), nn.Linear(4, 3))).clipped_sum((of(12),), FlatClip(1.0))
 
 
 def test_draws_of_one_dimension_are_not_mixing() -> None:

@@ -222,7 +222,7 @@ class SameDraws(TorchDispatchMode):
         if not out.is_floating_point():  # the least that can be drawn
             least = args[1 if name == "randint_like" else 0] if "low" in func._overloadname else 0
             return out.fill_(1 if name.startswith("bernoulli") else least)
-        if out.dim() and len(out) == self._rows:
+        if out.dim() and len(out) == self._rows and not name.startswith("bernoulli"):  # dropout says nothing of places
             places = (self._drawn + 0.618 * torch.arange(self._rows, device=out.device)) % 1
             return out.copy_(places.view(-1, *[1] * (out.dim() - 1)))
         return out.fill_(self._drawn)

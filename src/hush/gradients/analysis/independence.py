@@ -25,6 +25,8 @@ _REMEDY = (
     "example, or leave them out"
 )
 _JITTER = 0.1
+_APART = 5e-2
+"""What half precision may move a sum of gradients by, of its largest entry."""
 _DRAWN = (0.02, 0.5, 0.9)
 """What draws are set to where it is asked whether they alone moved."""
 
@@ -37,6 +39,7 @@ def check(function: Function, inputs: Inputs, rows: Tensor) -> list[str]:
     notes += _refuse_moving(function, few, ordinary(few, others), _JITTER)
     if inputs.rows > 3:
         notes += _refuse_moving(function, inputs, halves(inputs))
+        _refuse_backward(function, inputs)
     return notes + _inputs_apart(function, few, function.jittered())
 
 
@@ -49,6 +52,7 @@ def look_again(function: Function, inputs: Inputs, rows: Tensor, draw: int) -> N
     _refuse_moving(function, few, chosen, seed=draw)
     if inputs.rows > count:
         _refuse_moving(function, inputs, list(halves(inputs, draw))[:2], seed=draw)
+        _refuse_backward(function, inputs)
 
 
 def _refuse_state(function: Function, few: Inputs) -> list[str]:
@@ -165,6 +169,29 @@ def _inputs_apart(function: Function, few: Inputs, weights: Mapping[str, Tensor]
     except RuntimeError as problem:
         return [f"no derivative by inputs: {type(problem).__name__}"]
     return []
+
+
+def _refuse_backward(function: Function, inputs: Inputs) -> None:
+    """The backward passes of two halves of the batch add up to that of all of it: no hook rescales it by a norm."""
+    losses, params = function.trial(inputs), list(function.trainable().values())
+    if losses.grad_fn is None:
+        return  # said in better words where the graph is read
+    half = (torch.arange(inputs.rows) % 2 == 0).to(losses)
+    passes = []
+    for weights in (half, 1 - half, torch.ones_like(losses)):
+        found = torch.autograd.grad(losses, params, weights, retain_graph=True, allow_unused=True)
+        passes.append([g.to_dense() if g is not None and g.is_sparse else g for g in found])
+    largest = max([float(g.abs().max()) for g in chain(*passes) if g is not None and g.numel()], default=0.0)
+    if not largest < float("inf"):
+        return
+    for one, other, both in zip(*passes, strict=True):
+        if one is not None and other is not None and both is not None and both.numel():
+            size = max(float(g.abs().max()) for g in (one, other, both))
+            if float((one.double() + other.double() - both.double()).abs().max()) > _APART * (size + 1e-2 * largest):
+                raise MixedExamples(
+                    "the gradients of two halves of a batch do not add up to that of the batch, though the losses are "
+                    f"the same: a hook or a backward of your own uses what all examples have in common. {_REMEDY}"
+                )
 
 
 def alone(function: Function, inputs: Inputs, rows: Tensor, tolerance: float) -> list[str]:
