@@ -27,7 +27,7 @@ _REMEDY = (
 _JITTER = 0.1
 _APART = 5e-2
 """What half precision may move a sum of gradients by, of its largest entry."""
-_DRAWN = (0.02, 0.5, 0.9)
+_DRAWN = (0.001, 0.25, 0.5, 0.75, 0.999)
 """What draws are set to where it is asked whether they alone moved."""
 
 
