@@ -86,3 +86,11 @@ def test_oracles_never_import_hush() -> None:
 def test_accounting_needs_no_torch() -> None:
     code = "import sys, hush.accounting, hush.commands.app; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+
+
+def test_the_library_loads_no_heavy_part_of_scipy_before_something_is_accounted() -> None:
+    code = (
+        "import sys, hush; hush.Private, hush.Plan, hush.fit; "
+        "sys.exit(any(f'scipy.{name}' in sys.modules for name in ('special', 'optimize', 'fft', 'stats')))"
+    )
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0

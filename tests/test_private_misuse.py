@@ -2,14 +2,20 @@
 
 import copy
 import math
+import os
+import pickle
+import threading
+from typing import Any
 
 import pytest
 import torch
-from support.small_run import L, N, X, Y, clipped_mean, distance, gradients, losses_of, network, plan, sgd
+from support.small_run import L, N, X, Y, clipped_mean, distance, gradients, losses_of, network, plan, run, sgd
 from torch import Tensor, nn
 from torch.nn import functional as F
 
 from hush.clipping.clips import FlatClip
+from hush.gradients.sums.lot_sum import LotSum
+from hush.ledger import BudgetExhausted
 from hush.private import Private
 from hush.sampling.lots import PoissonLots
 
@@ -155,3 +161,156 @@ def test_hazard_33_nothing_is_attached_and_nothing_gets_stale() -> None:
     assert {k for m in model.modules() for k in vars(m)} == {k for m in fresh.modules() for k in vars(m)}
     assert all(not vars(m)["_forward_hooks"] and not vars(m)["_backward_hooks"] for m in model.modules())
     assert all(p.grad is None and not p._backward_hooks for p in model.parameters())
+
+
+def test_a_batch_that_was_interrupted_while_it_was_added_never_counts_twice(monkeypatch: pytest.MonkeyPatch) -> None:
+    model, add = network(), LotSum.add
+    private = Private(model, plan(FlatClip(0.5), steps=1, lots=PoissonLots(examples=N, lot_size=N)), losses_of)
+    (lot,) = [next(private.lots())]
+    first, second = lot.batches(20)
+    private.add(first, first.index)
+
+    def interrupted(*arguments: Any, **named: Any) -> None:
+        add(*arguments, **named)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(LotSum, "add", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        private.add(second, second.index)
+    monkeypatch.setattr(LotSum, "add", add)
+    with pytest.raises(RuntimeError, match="no unused ticket"):
+        private.add(second, second.index)
+    before = [p.detach().clone() for p in model.parameters()]
+    private.step(sgd(model, lr=0.0))
+    assert distance(gradients(model), clipped_mean(model, list(range(N)), 0.5, N)) < 1e-6
+    assert distance(before, list(model.parameters())) == 0
+
+
+def test_memory_that_runs_out_in_an_addition_leaves_no_half_of_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    model, left = network(), [1]
+    private = Private(model, plan(FlatClip(0.5), steps=1, lots=PoissonLots(examples=N, lot_size=N)), losses_of)
+    lot = next(private.lots())
+    first, second = lot.batches(20)
+    private.add(first, first.index)
+    double = Tensor.double
+
+    def scarce(tensor: Tensor) -> Tensor:
+        if not left:
+            raise torch.OutOfMemoryError("no room")
+        left.pop()
+        return double(tensor)
+
+    clipped = private.gradients.clipped_sum
+
+    def then_scarce(*arguments: Any, **named: Any) -> Any:
+        found = clipped(*arguments, **named)
+        monkeypatch.setattr(Tensor, "double", scarce)
+        return found
+
+    monkeypatch.setattr(private.gradients, "clipped_sum", then_scarce)
+    with pytest.raises(torch.OutOfMemoryError):
+        private.add(second, second.index)
+    monkeypatch.undo()
+    with pytest.raises(RuntimeError, match="no unused ticket"):
+        private.add(second, second.index)
+    with pytest.raises(RuntimeError, match=r"private\.restart\(\)"):
+        private.step(sgd(model))
+    private.restart()
+    for batch in lot.batches(40):
+        private.add(batch, batch.index)
+    private.step(sgd(model, lr=0.0))
+    assert distance(gradients(model), clipped_mean(model, list(range(N)), 0.5, N)) < 1e-6
+
+
+@pytest.mark.parametrize("where", ["_close_lot", "restart"])
+def test_an_interrupt_between_a_lot_and_the_next_never_joins_their_sums(
+    monkeypatch: pytest.MonkeyPatch, where: str
+) -> None:
+    model, clear = network(), LotSum.clear
+    private = Private(model, plan(FlatClip(0.5), steps=3, lots=PoissonLots(examples=N, lot_size=N)), losses_of)
+    optimizer = sgd(model, lr=0.0)
+
+    def interrupted(lot_sum: LotSum) -> None:
+        monkeypatch.setattr(LotSum, "clear", clear)
+        raise KeyboardInterrupt
+
+    lot = next(private.lots())
+    for batch in lot.batches(20):
+        private.add(batch, batch.index)
+    monkeypatch.setattr(LotSum, "clear", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        private.step(optimizer) if where == "_close_lot" else private.restart()
+    if where == "restart":
+        with pytest.raises(RuntimeError, match="already handed out"):
+            next(lot.batches(20))
+        private.restart()
+        for batch in lot.batches(40):
+            private.add(batch, batch.index)
+        private.step(optimizer)
+        assert distance(gradients(model), clipped_mean(model, list(range(N)), 0.5, N)) < 1e-6
+    else:
+        private.abandon()
+    for lot in private.lots():
+        for batch in lot.batches(20):
+            private.add(batch, batch.index)
+        private.step(optimizer)
+        assert distance(gradients(model), clipped_mean(model, list(range(N)), 0.5, N)) < 1e-6
+
+
+def test_an_interrupted_drawing_costs_a_charge_and_not_the_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    model, draw = network(), PoissonLots.draw
+    private = Private(model, plan(FlatClip(0.5), noise=1.0, steps=3), losses_of)
+
+    def interrupted(*_: object) -> Any:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(PoissonLots, "draw", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        next(private.lots())
+    monkeypatch.setattr(PoissonLots, "draw", draw)
+    with pytest.raises(BudgetExhausted):
+        for _ in run(private, model, sgd(model)):
+            pass
+    assert private.steps_done == 2 and private.account is not None and private.account.taken == 3
+
+
+def test_an_open_lot_is_released_by_the_process_and_the_thread_that_took_it() -> None:
+    model = network()
+    private = Private(model, plan(FlatClip(0.5), noise=1.0, steps=3), losses_of)
+    optimizer, lot = sgd(model), next(private.lots())
+    for batch in lot.batches(8):
+        private.add(batch, batch.index)
+    reading, writing = os.pipe()
+    child = os.fork()
+    if child == 0:
+        try:
+            private.step(optimizer)
+        except RuntimeError as error:
+            os.write(writing, str(error).encode())
+        finally:
+            os._exit(0)
+    os.waitpid(child, 0)
+    os.close(writing)
+    assert b"another process or thread" in os.read(reading, 1000)
+    os.close(reading)
+    refused: list[BaseException] = []
+
+    def elsewhere() -> None:
+        try:
+            private.step(optimizer)
+        except RuntimeError as error:
+            refused.append(error)
+
+    thread = threading.Thread(target=elsewhere)
+    thread.start()
+    thread.join()
+    assert "another process or thread" in str(refused[0])
+    private.step(optimizer)
+    assert private.steps_done == 1
+
+
+def test_a_run_is_never_copied() -> None:
+    private = Private(network(), plan(FlatClip(0.5), noise=1.0), losses_of)
+    for copied in (copy.copy, copy.deepcopy, pickle.dumps):
+        with pytest.raises(TypeError, match="cannot be copied"):
+            copied(private)

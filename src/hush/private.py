@@ -6,7 +6,7 @@ The model is never wrapped and nothing is attached to it.
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from os import PathLike
 from types import TracebackType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NoReturn
 
 import torch
 from torch import Tensor, nn
@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     from hush.captured.lot import CapturedRun
 
 LossesOf = Callable[..., Tensor]
-Book = str | PathLike[str] | Ledger | ChargeAccount | Callable[[], ChargeAccount] | None
+Book = str | PathLike[str] | Ledger | ChargeAccount | Callable[[float], ChargeAccount] | None
 
 
 class Private(Spoken):
@@ -87,7 +87,10 @@ class Private(Spoken):
     ) -> None:
         self._prepare(model, plan, losses_of, data, machine, public_buffers)
         seeded = seed is not None
-        account = ledger() if callable(ledger) else open_account(plan, ledger, distance=self.distance, seeded=seeded)
+        if callable(ledger):
+            account: ChargeAccount | None = ledger(self.distance)
+        else:
+            account = open_account(plan, ledger, distance=self.distance, seeded=seeded)
         self._begin(account, seed)
         if plan.access is not None:
             do_preprocessing(plan.access, self._course.account)
@@ -110,7 +113,8 @@ class Private(Spoken):
         """
         private, plan = cls.__new__(cls), Plan.from_dict(state["plan"])
         private._prepare(model, plan, losses_of, data, machine, tuple(state["public_buffers"]))
-        account = ledger() if callable(ledger) else resume_account(plan, ledger, state["account"], state["charged"])
+        given = ledger(private.distance) if callable(ledger) else ledger
+        account = resume_account(plan, given, state["account"], state["charged"])
         private._begin(account, state["seed"])
         private._load(state)
         return private
@@ -140,9 +144,10 @@ class Private(Spoken):
         """Add the clipped gradients of the batch's examples to the sum of the lot; the batch is used up by that.
 
         What follows it are the inputs of losses_of for its rows; with `data=` they are read if left out. Rows that only
-        fill up never count, an example whose gradient is not finite is zero. If it fails, nothing was added.
+        fill up never count, an example whose gradient is not finite is zero. If it fails, nothing was added; after an
+        interrupt in the addition itself the lot has to be begun again or given up, and `step` says so.
         """
-        lot, due = self._open_lot("add"), self._due
+        lot, due, additions = self._open_lot("add"), self._due, self._sum.additions
         lot.take(batch)
         try:
             rows = self._watch.rows(batch, inputs, named)
@@ -157,7 +162,8 @@ class Private(Spoken):
             self._guard.after_forward()
             self._sum.add(clipped, due.clip)
         except BaseException:
-            lot.give_back(batch)
+            if self._sum.additions == additions:
+                lot.give_back(batch)
             raise
 
     def skip(self, batch: Batch) -> None:
@@ -171,6 +177,7 @@ class Private(Spoken):
         Together they hold the trainable parameters, each once. Without any, `p.grad` is yours to use.
         """
         self._open_lot("step").must_be_used_up()
+        self._sum.must_be_whole()
         check_optimizers(optimizers, self._due.parameters, self.model, first=self._due.step == 0)
         update = None if self.captured is None else self.captured.step(optimizers, self._sum, self._due)
         if update is not None:
@@ -186,8 +193,9 @@ class Private(Spoken):
 
     def restart(self) -> None:
         """Forget what was added up for the open lot and hand its batches out again (after out-of-memory, say)."""
-        self._open_lot("restart")._restart()
-        self._sum.clear()
+        lot = self._open_lot("restart")
+        self._sum.clear()  # first: no ticket is free again while anything of it is kept
+        lot._restart()
 
     def abandon(self) -> None:
         """Give the open lot up: it stays charged, and the parameters stay as they are."""
@@ -237,6 +245,11 @@ class Private(Spoken):
     ) -> None:
         """Everything that can be refused before there is an account."""
         require_one_process()
+        if not callable(losses_of):
+            raise TypeError(
+                f"expected losses_of(model, *inputs) after the plan, got {type(losses_of).__name__}; a ledger is given "
+                "by name: ledger=..."
+            )
         self.model, self.plan, self.machine, self.notes = model, plan, machine or Machine(), list[str]()
         self._guard = Guard(model, public_buffers)
         parameters = self._guard.begin_lot()  # what cannot be trained is refused before anything is charged
@@ -281,20 +294,26 @@ class Private(Spoken):
                 raise RuntimeError(f"lot {self._lot.step} was charged but not used: {words} to give it up")
             self._lots_were_taken = True
             self.model.zero_grad()
+            self._sum.clear()
             step = self._course.step
             parameters = self._guard.begin_lot(step)
-            lot = self._lot = self._course.next_lot()
+            lot = self._course.next_lot()
             lot.read_with(self._loader, pad=self.captured is not None)
             self._due = Due(parameters, self._clip.at(step), self._course.noise(), step)
+            self._lot = lot  # last: an interrupt before it loses a charge, and leaves no lot half open
             yield lot
 
     def _open_lot(self, wanted: str) -> Lot:
         if self._lot is None:
             raise RuntimeError(f"{wanted} needs an open lot, one of `for lot in private.lots():`")
+        self._course.must_be_held()
         return self._lot
 
     def _close_lot(self) -> None:
         provenance.note_release(self.model)
-        self._lot = None
         self._sum.clear()
-        self._course.step += 1
+        self._course.step += 1  # while the lot is open: an interrupt may cost a step, and never gives one twice
+        self._lot = None
+
+    def __reduce_ex__(self, protocol: Any) -> NoReturn:
+        raise TypeError("a run cannot be copied: both copies would add to one sum; save its state_dict()")

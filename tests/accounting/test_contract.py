@@ -1,6 +1,7 @@
 """One suite for every accountant: what may be relied on whichever of them answers."""
 
 import math
+from fractions import Fraction
 from functools import cache
 from itertools import pairwise
 from types import ModuleType
@@ -11,6 +12,7 @@ from oracles.privacy_moments import gaussian_delta, gaussian_epsilon
 from hush import accounting
 from hush.accounting import (
     NOTHING,
+    ZCDP,
     Allocated,
     Bounds,
     Composed,
@@ -20,10 +22,13 @@ from hush.accounting import (
     Laplace,
     PoissonSampled,
     PureDP,
+    RandomisedResponse,
     Shuffled,
+    WithoutReplacement,
     moments,
     pld,
     renyi,
+    rounded_up,
     strong,
 )
 
@@ -202,3 +207,49 @@ def test_each_name_reaches_its_accountant() -> None:
     assert accounting.epsilon(run, delta=1e-5, accountant="strong-paper") == strong.paper_epsilon(run, delta=1e-5)
     with pytest.raises(ValueError, match="gdp"):
         accounting.epsilon(run, delta=1e-5, accountant="gdp")  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("name", accounting.ACCOUNTANTS)
+def test_deltas_that_a_float_hardly_holds_are_refused_and_the_next_are_answered(name: accounting.Accountant) -> None:
+    for delta in (5e-324, 1e-308, 0.99e-300):
+        with pytest.raises(ValueError, match="not below 1e-300"):
+            accounting.epsilon(STEP * 10, delta=delta, accountant=name)
+    assert 0 < accounting.epsilon(STEP * 10, delta=1e-300, accountant=name).upper < math.inf
+
+
+@pytest.mark.parametrize(
+    ("event", "least"),
+    [
+        (Gaussian(1e-100) * 1000, 5e202),  # mu^2 / 2 with mu = sqrt(1000) / 1e-100
+        (WithoutReplacement(1, 10, Gaussian(1e-100)), 5e199),
+        (ZCDP(1e-250), 0.0),
+        (ZCDP(1e-310), 0.0),
+    ],
+)
+def test_extremes_whose_reduction_no_event_could_hold_are_answered(event: Event, least: float) -> None:
+    assert least * (1 - 1e-9) <= accounting.epsilon(event, delta=1e-5).upper < math.inf
+
+
+def test_a_sum_of_pure_epsilons_is_rounded_up_by_every_accountant() -> None:
+    rate, epsilon = 0.00033803636025183645, 0.19305916481360813
+    e = Fraction(0)  # exp(epsilon) from below, exactly enough
+    for k in range(30, -1, -1):
+        e = 1 + e * Fraction(epsilon) / (k + 1)
+    most = 1 + Fraction(rate) * (e - 1)  # the largest ratio, of which the answer is the logarithm
+    event = PoissonSampled(rate, RandomisedResponse(3, epsilon))
+    for name in ("pld", "renyi", "moments", "strong"):
+        answer = accounting.epsilon(event, delta=1e-40, accountant=name).upper
+        reached = Fraction(0)
+        for k in range(30, -1, -1):
+            reached = 1 + reached * Fraction(answer) / (k + 1)
+        chance = (e / (e + 2) * Fraction(rate)) + (1 - Fraction(rate)) / (
+            e + 2
+        )  # of the worst outcome, with the record
+        assert chance * max(1 - reached / most, 0) <= Fraction(1e-40), name
+
+
+@pytest.mark.parametrize("digits", [4, 6])
+def test_what_is_printed_of_a_cost_is_never_below_it(digits: int) -> None:
+    for value in (0.1, 1e-5, 0.1 / 300_011, 1.2345649e-05, 1.00000001, 9.999999999, 5e-324, 123456789.0):
+        assert value <= float(rounded_up(value, digits)) <= value * (1 + 10.0 ** (1 - digits)) or value == 5e-324
+    assert rounded_up(1e-5, digits) == "1e-05" and rounded_up(0.1, digits) == "0.1"

@@ -157,12 +157,17 @@ def test_s2_hazard_37_one_account_for_several_runs_pays_for_each_release(path: P
         else ledger.open_account("run", budget=SLICE, units=plan.units)
     )
     models = [nn.Linear(4, 1) for _ in range(3)]
-    runs = [Private(model, plan, account) for model in models]
+    with pytest.raises(TypeError, match="a ledger is given by name"):
+        Private(models[0], plan, account)  # type: ignore[arg-type]
+    x = torch.ones(30, 4)
+    runs = [Private(one, plan, lambda model, x: model(x).squeeze(1), data=x, ledger=account) for one in models]
     released = 0
     for run, model in zip(runs, models, strict=True):
         optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
         try:
-            for _ in run.lots():
+            for lot in run.lots():
+                for batch in lot.batches(6):
+                    run.add(batch)
                 run.step(optimizer)
                 released += 1
                 if released == 5:

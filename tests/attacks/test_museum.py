@@ -318,7 +318,7 @@ def test_a_used_optimizer_and_a_released_model_are_refused_or_said() -> None:
     assert "earlier private run" in " ".join(str(second.statement).split())
 
 
-def test_rows_that_overlap_or_are_equal_are_said() -> None:
+def test_hazard_34_rows_that_overlap_or_are_equal_are_said() -> None:
     series = torch.randn(65).unfold(0, 6, 1)
     assert len(series) == 60
     words = " ".join(str(fit(data=(series, Y)).statement).split())

@@ -236,14 +236,14 @@ def test_every_captured_step_has_the_noise_of_its_own_claim(
     run, subkeys = Run(captured=True, kind="plain", seed=None, steps=9, noise_multiplier=1e5), set()
     for lot in run.private.lots():
         run.batches(lot)
-        if lot.step == 5 and happens == "fork":
-            monkeypatch.setattr("hush.randomness.streams._Process.token", object())  # what a fork does in the child
         run.step()
         assert claims[-1].step == lot.step
         subkeys.add(claims[-1].subkey())
         numbers = np.empty(run.gradients[-1].numel(), np.float32)
         fill_normals(numbers, claims[-1].subkey(), lot.step)
         torch.testing.assert_close(run.gradients[-1].cpu(), torch.from_numpy(numbers) * 1e5 / 20, rtol=1e-2, atol=10.0)
+        if lot.step == 5 and happens == "fork":  # between lots: an open one stays the parent's
+            monkeypatch.setattr("hush.randomness.streams._Process.token", object())  # what a fork does in the child
         if lot.step == 5 and happens == "resume":
             run.private._load(run.private.state_dict())
     assert len(subkeys) == 9, "fresh bytes of the operating system in each"

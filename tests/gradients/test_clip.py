@@ -156,3 +156,26 @@ def test_sums_of_different_groups_do_not_add() -> None:
     other = clipped_sum(squares(net, (torch.randn(2, 6),)), params, PerLayerClip(1.0))
     with pytest.raises(ValueError, match="same groups"):
         one + other
+
+
+@pytest.mark.parametrize("stability", [1e-30, 1e-10, 0.0, math.inf, math.nan])
+def test_a_stability_below_what_float32_can_square_is_refused(stability: float) -> None:
+    with pytest.raises(ValueError, match="stability, the latter at least"):
+        AutomaticClip(1.0, stability=stability)
+
+
+@pytest.mark.parametrize("scale", [1e-30, 1e-24, 1e-22, 1e-20, 1e-10])
+@pytest.mark.parametrize(
+    "clip", [FlatClip(1e-9), AutomaticClip(1.0, stability=1e-9), AutomaticClip(1e-9, stability=1e-9)]
+)
+def test_gradients_whose_squares_vanish_stay_below_the_bound(scale: float, clip: FlatClip | AutomaticClip) -> None:
+    weights, data = nn.Parameter(torch.zeros(100_000)), torch.randn(1, 100_000) * scale
+    total = clipped_sum((weights * data).sum(1), {"w": weights}, clip)
+    assert total.tensors["w"].double().norm() <= total.sensitivity
+
+
+def test_a_batch_that_reaches_no_parameter_has_a_count_too() -> None:
+    # Without it the lot would release none, and the bound that stays tells that such a batch came.
+    data, clip = torch.ones(4, 6, requires_grad=True), QuantileClip(initial=1.0)
+    total = clipped_sum(data.sum(1), dict(model().named_parameters()), clip, allow_unused=True)
+    assert total.count is not None and total.count.tensors["count"].item() == 0

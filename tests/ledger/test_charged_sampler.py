@@ -13,8 +13,9 @@ from support.small_course import KINDS, L, N, losses_of, network, plan, train, w
 
 from hush.accounting import Budget, Gaussian, PoissonSampled, Shuffled, epsilon
 from hush.clipping.clips import FlatClip
-from hush.ledger import BudgetExhausted, Ledger, LedgerMissing, MemoryAccount
+from hush.ledger import AccountRefused, BudgetExhausted, Ledger, LedgerMismatch, LedgerMissing, MemoryAccount
 from hush.ledger.charged_sampler import ChargedSampler
+from hush.plan import PrivatePreprocessing
 from hush.private import Private
 from hush.sampling.lots import AllocatedLots, Lots, PoissonLots, ShuffledLots
 
@@ -147,8 +148,44 @@ def test_a_ledger_by_path_by_object_and_by_account(tmp_path: Path) -> None:
     book = Ledger(tmp_path / "d.hush", create=True)
     account = book.open_account("mine", budget=made.budget, units=made.units)
     assert Private(network(), made, losses_of, ledger=account).account is account
-    with pytest.raises(ValueError, match="account holds 2 units and the plan 8"):
+    with pytest.raises(LedgerMismatch, match="another plan"):
         Private(network(), plan(), losses_of, ledger=account)
+
+
+def test_an_account_serves_the_plan_that_it_was_opened_for_and_no_other(tmp_path: Path) -> None:
+    book, paid = Ledger(tmp_path / "a.hush", create=True), plan(noise_multiplier=50.0)
+    budget = Budget(epsilon=2.0, delta=1e-5)
+    one = book.open_account("one", budget=budget, units=paid.units)
+    two = book.open_account(
+        "two", budget=budget, units=[(event, 1) for event, count in paid.units for _ in range(count)]
+    )
+    others = [plan(noise_multiplier=1.0), plan(noise_multiplier=50.0, lots=PoissonLots(examples=N, lot_size=N))]
+    for other in others:
+        for account in (one, two, MemoryAccount(units=paid.units)):
+            assert account.total == sum(count for _, count in other.units)
+            with pytest.raises(LedgerMismatch, match="another plan"):
+                Private(network(), other, losses_of, ledger=account)
+    saved = Private(network(), others[0], losses_of).state_dict()
+    with pytest.raises(LedgerMismatch, match="another plan"):
+        Private.resume(saved, network(), losses_of, ledger=book.resume_account("one"))
+    for account in (two, book.resume_account("one")):
+        assert Private(network(), paid, losses_of, ledger=account).account is account
+
+
+def test_a_preprocessing_is_done_once_for_one_account(tmp_path: Path) -> None:
+    looked: list[int] = []
+    event = Gaussian(50.0)
+    look = PrivatePreprocessing(name="a look", event=event, run=lambda: (looked.append(1), event)[1])
+    paid = plan(noise_multiplier=50.0, preprocessing=look.event, access=look)
+    book = Ledger(tmp_path / "a.hush", create=True)
+    account = book.open_account(
+        "one", budget=Budget(epsilon=2.0, delta=1e-5), units=paid.units, upfront=paid.preprocessing
+    )
+    Private(network(), paid, losses_of, ledger=account)
+    for again in (account, book.resume_account("one")):
+        with pytest.raises(AccountRefused, match="preprocessing was done before"):
+            Private(network(), paid, losses_of, ledger=again)
+    assert looked == [1]
 
 
 def _again(private: Private) -> Any:
@@ -211,15 +248,9 @@ def test_hazard_20_every_update_has_one_charge_and_one_noise(seed: int) -> None:
     """Exceptions, continue, break and second generators at random points of the loop."""
     chance = random.Random(seed)
     model = network()
-    account = MemoryAccount(units=plan(steps=25).units)
-    private = Private(
-        model,
-        plan(steps=25, noise_multiplier=100.0),
-        losses_of,
-        ledger=MemoryAccount(units=plan(steps=25).units),
-        seed=seed,
-    )
-    private._course.account = account
+    made = plan(steps=25, noise_multiplier=100.0)
+    account = MemoryAccount(units=made.units)
+    private = Private(model, made, losses_of, ledger=account, seed=seed)
     updates, charged_at_update, seen_noise = 0, [], []
 
     class Counting(torch.optim.SGD):

@@ -8,7 +8,7 @@ import torch
 from torch.utils.data import Dataset, TensorDataset
 
 from hush.accounting import Budget, Gaussian
-from hush.ledger import DataNotLinked, Ledger
+from hush.ledger import AccountRefused, BudgetExhausted, DataNotLinked, Ledger
 from hush.ledger.fingerprint import fingerprint
 
 PLAN = {"budget": Budget(epsilon=0.5, delta=1e-6), "units": [(Gaussian(100.0), 10)]}
@@ -125,3 +125,17 @@ def test_a_run_without_known_data_is_charged_all_the_same(tmp_path):
         ledger.open_account("b", **PLAN)
         assert [record.data is None for record in ledger.accounts()] == [False, True]
         assert ledger.spent(delta=1e-5).upper == 1.0
+
+
+def test_a_refused_account_does_not_make_its_data_the_ledgers(tmp_path):
+    with Ledger(tmp_path / "l", budget=Budget(epsilon=1.0, delta=1e-5)) as ledger:
+        larger = PLAN | {"budget": Budget(epsilon=2.0, delta=1e-6)}
+        with pytest.raises(BudgetExhausted):
+            ledger.open_account("a", data=(X + 1, Y), **larger)
+        with pytest.raises(AccountRefused):
+            ledger.resume_account("nobody", data=(X + 1, Y))
+        assert len(ledger.entries()) == 1, "nothing but its beginning"
+        ledger.open_account("a", data=(X, Y), **PLAN)
+        with pytest.raises(AccountRefused, match="already on record"):
+            ledger.open_account("a", data=(X + 1, Y), **PLAN)
+        assert [entry.fact["kind"] for entry in ledger.entries()] == ["created", "linked", "opened"]

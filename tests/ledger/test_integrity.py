@@ -4,6 +4,7 @@ import json
 import os
 import shutil
 import sqlite3
+import time
 
 import pytest
 
@@ -275,3 +276,35 @@ def test_the_command_line_shows_checks_closes_and_links(path, capsys):
         assert code == 2 and error.startswith("hush: expected") and error.count("\n") == 1
     path.write_bytes(path.read_bytes()[:500])
     assert "Traceback" not in hush("show", str(path))[2]
+
+
+def test_a_ledger_never_has_the_name_of_a_witness(path):
+    with pytest.raises(LedgerMissing, match="does not end in -head"):
+        Ledger(f"{path}-head-head", create=True)
+    assert not os.path.exists(f"{path}-head-head")
+
+
+def test_lines_are_found_wherever_the_pieces_end(path, monkeypatch):
+    content = path.read_bytes() + b"\n\nlonger than a piece" * 5
+    path.write_bytes(content)
+    monkeypatch.setattr(file_format, "_PIECE", 7)
+    with open(path, "rb") as file:
+        found = list(file_format.lines(file.fileno(), 3, len(content)))
+    *whole, rest = content[3:].split(b"\n")
+    assert found == [*((line, True) for line in whole), (rest, False)]
+
+
+def test_what_is_long_and_no_entry_is_read_in_time_of_its_length(path):
+    def seconds(mebibytes: int) -> float:
+        with open(path, "ab") as file:
+            file.truncate(end)
+            file.truncate(end + (mebibytes << 20))  # zeros, as a power cut may leave them
+        best = float("inf")
+        for _ in range(3):
+            began = time.process_time()
+            Ledger(path).close()
+            best = min(best, time.process_time() - began)
+        return best
+
+    end = path.stat().st_size
+    assert seconds(56) < 8 * seconds(14), "in linear time 4 times as long, in quadratic time 16 times"

@@ -23,6 +23,10 @@ def bounded(sizes: dict[str, int], *groups: tuple[str, float], dtype: torch.dtyp
     return BoundedSum(tensors, tuple(Group(tuple(names.split()), bound) for names, bound in groups))
 
 
+def fresh() -> Normals:
+    return Normals(Key.from_seed(0))
+
+
 def residual(total: BoundedSum, released: dict[str, Tensor], name: str) -> np.ndarray:
     return (released[name].double() - total.tensors[name].double()).numpy()
 
@@ -123,6 +127,32 @@ def test_noise_is_float32_or_wider_in_every_dtype(dtype: torch.dtype) -> None:
     out = {"w": torch.empty(50_000, dtype=torch.bfloat16)}
     add_noise(total, noise_multiplier=1.0, normals=Normals(Key.from_seed(5)), step=0, out=out)
     assert torch.equal(out["w"], released["w"].to(torch.bfloat16))
+
+
+def test_a_float64_sum_does_not_show_the_bits_that_the_noise_leaves_bare() -> None:
+    # Whoever knows the other records knows `rest`; before rounding, release - rest was a float32 number without the
+    # record and, with all its entries, never with it.
+    torch.manual_seed(0)
+    rest, record = torch.randn(1000, dtype=torch.float64), torch.randn(1000, dtype=torch.float64) / 40
+
+    def bare(total: Tensor, step: int) -> bool:
+        sums = BoundedSum({"w": total}, (Group(("w",), 1.0),))
+        left = add_noise(sums, noise_multiplier=4.0, normals=Normals(Key.from_seed(0)), step=step)["w"] - rest
+        return bool((left - left.float()).abs().max() < 1e-14)
+
+    assert [bare(rest + k * record, 2 * k) for k in (0, 1)] == [False, False]
+    released = add_noise(bounded({"w": 99}, ("w", 1.0), dtype=torch.float64), noise_multiplier=1.0, normals=fresh())[
+        "w"
+    ]
+    assert torch.equal(released, released.float().double())
+
+
+@pytest.mark.parametrize("bound", [1e-50, 1e-39, 1e45])
+def test_noise_that_float32_would_lose_is_refused(bound: float) -> None:
+    total = bounded({"w": 3}, ("w", bound), dtype=torch.float64)
+    with pytest.raises(ValueError, match="does not fit float32"):
+        add_noise(total, noise_multiplier=5.0, normals=fresh())
+    add_noise(bounded({"w": 3}, ("w", 0.0)), noise_multiplier=5.0, normals=fresh())  # nothing moves it: no noise
 
 
 def test_shapes_strides_and_order_are_kept() -> None:

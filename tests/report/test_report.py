@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from support.small_fit import BUDGET, blobs, run
 
-from hush.accounting import Gaussian, PoissonSampled, compose, epsilon, grouped, renyi, rounded_up
+from hush.accounting import Budget, Gaussian, PoissonSampled, compose, epsilon, grouped, renyi, rounded_up
 from hush.ledger import Ledger, LedgerError
 from hush.plan import PrivatePreprocessing
 from hush.report import read_statement, write_report
@@ -74,6 +74,12 @@ def test_the_report_is_written_again_from_the_folder(folder: Path) -> None:
         values["sections"]["Result"].pop("Time")
         values["facts"]["account"].pop("seen")
     assert first == second
+
+
+def test_a_delta_of_many_digits_is_stated_rounded_up() -> None:
+    statement = run(budget=Budget(epsilon=3.0, delta=1.2345649e-05)).statement
+    assert statement.headline.split("delta = ")[1].startswith("1.23457e-05")
+    assert "at delta 1.23457e-05" in dict(statement.sections()[0][1])["Epsilon"]
 
 
 def test_strong_composition_as_published_is_marked_as_not_valid() -> None:

@@ -234,3 +234,63 @@ def test_callbacks_refuse_what_makes_no_sense() -> None:
     optimizer = torch.optim.SGD([nn.Parameter(torch.zeros(1))], lr=0.1)
     with pytest.raises(ValueError, match="every must be one of"):
         Scheduler(torch.optim.lr_scheduler.StepLR(optimizer, 1), every="lot")  # type: ignore[arg-type]
+
+
+def test_files_of_somebody_else_are_not_written_over(tmp_path: Path) -> None:
+    for name in ("model.pt", "report.txt", "report.json", "report.html"):
+        folder = tmp_path / name.replace(".", "-")
+        folder.mkdir()
+        (folder / name).write_text("a week of work")
+        with pytest.raises(ValueError, match=f"{name} and no checkpoint"):
+            run(out=folder)
+        assert [one.name for one in folder.iterdir()] == [name] and (folder / name).read_text() == "a week of work"
+
+
+def test_a_run_stays_in_its_folder_when_the_working_directory_changes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "elsewhere").mkdir()
+    monkeypatch.chdir(tmp_path)
+
+    class Mover(Averaging):
+        def after_step(self, step: int, *, epoch_ended: bool) -> None:
+            os.chdir(tmp_path / "elsewhere")
+
+    run(out="mine", checkpoint_every=2, callbacks=[Mover(0.5)])
+    assert not list((tmp_path / "elsewhere").iterdir())
+    assert {"checkpoint", "model.pt", "report.html"} <= {one.name for one in (tmp_path / "mine").iterdir()}
+    assert not list((tmp_path / "mine").rglob(".hush*"))
+
+
+@pytest.mark.parametrize("name", [".", " blank", "cafe\u0301", "no\xa0break", "\u3000", "tab\there"])
+def test_any_name_that_a_folder_can_have_names_an_account(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    run(out=name, epochs=1)
+    with Ledger(tmp_path / name / "ledger.hush") as ledger:
+        assert ledger.accounts()[0].closed
+
+
+def test_a_checkpoint_that_cannot_be_written_is_found_before_the_charge(tmp_path: Path) -> None:
+    book = tmp_path / "data.hush"
+    Ledger(book, create=True).close()
+    for folder in ("file", "link"):
+        (tmp_path / folder).mkdir()
+    (tmp_path / "file" / "checkpoint").write_text("mine")
+    (tmp_path / "link" / "checkpoint").symlink_to(tmp_path / "nowhere")
+    for folder in ("file", "link"):
+        with pytest.raises(ValueError, match="folder that can be written"):
+            run(out=tmp_path / folder, ledger=book)
+        assert [one.name for one in (tmp_path / folder).iterdir()] == ["checkpoint"]
+    with Ledger(book) as ledger:
+        assert ledger.accounts() == []
+
+
+def test_inexact_noise_is_on_the_ledger_with_its_distance(tmp_path: Path) -> None:
+    for out in (tmp_path / "run", None):
+        book = tmp_path / f"{out is None}.hush"
+        result = run(out=out, noise="float_safe", ledger=book, create_ledger=True, epochs=1)
+        with Ledger(book) as ledger:
+            (account,) = ledger.accounts()
+        assert account.distance == result.statement.facts["distance"] > 0

@@ -10,7 +10,7 @@ import math
 from functools import lru_cache
 
 import numpy as np
-from scipy.special import gammaln
+import scipy
 
 from hush.accounting import likelihood_ratios as losses
 from hush.accounting.events import Gaussian, Mechanism
@@ -47,7 +47,7 @@ def _with_record(steps: int, base_log_moments: tuple[float, ...]) -> Array:
     repeated squaring on logarithms.
     """
     orders = np.arange(HIGHEST_ORDER + 1)
-    square = np.array(base_log_moments) - gammaln(orders + 1)
+    square = np.array(base_log_moments) - scipy.special.gammaln(orders + 1)
     power = np.full(HIGHEST_ORDER + 1, -np.inf)
     power[0] = 0.0
     remaining = steps
@@ -57,7 +57,7 @@ def _with_record(steps: int, base_log_moments: tuple[float, ...]) -> Array:
         remaining >>= 1
         if remaining:
             square = _multiply(square, square)
-    return power + gammaln(orders + 1) - orders * math.log(steps)
+    return power + scipy.special.gammaln(orders + 1) - orders * math.log(steps)
 
 
 def _multiply(a: Array, b: Array) -> Array:
@@ -90,7 +90,7 @@ def _without_record(steps: int, base_log_moments: tuple[float, ...], mechanism: 
         if terms[-1] > peak - 60 or terms[0] > peak - 36:
             continue
         with np.errstate(under="ignore"):
-            value = peak + math.log(np.exp(terms - peak).sum() * step) - gammaln(n - 1)
+            value = peak + math.log(np.exp(terms - peak).sum() * step) - scipy.special.gammaln(n - 1)
         bounds[n] = min(bounds[n], max(value, 0.0))
     return bounds
 

@@ -42,14 +42,15 @@ class Budget:
             raise ValueError(f"delta must lie in (0, 1), got {self.delta}")
 
 
-def rounded_up(value: float) -> str:
-    """Four digits of a cost, never below it: what is printed is a bound as well.
+def rounded_up(value: float, digits: int = 4) -> str:
+    """So many digits of a cost, never below it: what is printed is a bound as well. A number counts as its decimals.
 
-    >>> rounded_up(1.03001)
-    '1.031'
+    >>> rounded_up(1.03001), rounded_up(0.1), rounded_up(1.2345649e-05, 6)
+    ('1.031', '0.1', '1.23457e-05')
     """
-    return _rounded(value, ROUND_CEILING)
+    return _rounded(value, ROUND_CEILING, digits)
 
 
-def _rounded(value: float, rounding: str) -> str:
-    return f"{float(Context(prec=4, rounding=rounding).create_decimal(value)):.4g}"
+def _rounded(value: float, rounding: str, digits: int = 4) -> str:
+    rounded = Context(prec=digits, rounding=rounding).create_decimal(repr(float(value)))
+    return f"{float(rounded):.{digits}g}"

@@ -10,12 +10,12 @@ import math
 from collections.abc import Callable
 from typing import Any
 
-from scipy.special import betainc
+import scipy
 
 from hush.accounting.bounds import Bounds
 from hush.accounting.composition import whole_number
 from hush.accounting.events import Approximate, Event, Mechanism, PoissonSampled, compose, parts_of
-from hush.accounting.reductions import require_delta, require_epsilon
+from hush.accounting.reductions import LEAST_DELTA, require_delta, require_epsilon
 
 
 def without_failures(event: Event) -> tuple[float, Event]:
@@ -39,7 +39,7 @@ def answers_epsilon(answer: Callable[..., Bounds]) -> Callable[..., Bounds]:
         failure, exact = without_failures(event)
         if failure == 0:
             return answer(exact, delta=delta, **options)
-        if failure >= delta:
+        if delta - failure < LEAST_DELTA:
             return Bounds(math.inf if failure * (1 - 1e-12) > delta else 0.0, math.inf)
         least, most = (delta - failure) / (1 - failure), (delta - failure * (1 - 1e-12)) / (1 - failure)
         low = answer(exact, delta=min(most * (1 + 1e-12), 1 - 2**-53), **options).lower
@@ -80,5 +80,5 @@ def truncated_poisson(rate: float, event: Mechanism, *, examples: int, largest: 
     most = whole_number("largest", largest, least=0)
     if most >= rows or sampled.rate == 0:
         return sampled
-    cut = float(betainc(most + 1, rows - most, sampled.rate)) * (1 + 1e-9)
+    cut = float(scipy.special.betainc(most + 1, rows - most, sampled.rate)) * (1 + 1e-9)
     return Approximate(min(1.0, max(cut, math.ulp(0.0))), sampled)

@@ -11,8 +11,8 @@ from collections.abc import Sequence
 from functools import lru_cache
 
 import numpy as np
+import scipy
 from numpy.typing import NDArray
-from scipy.special import gammaln, logsumexp
 
 from hush.accounting.bounds import Bounds
 from hush.accounting.events import NOTHING, ZCDP, DiscreteGaussian, Event, Gaussian, PoissonSampled, parts_of
@@ -138,8 +138,8 @@ def by_integration(rate: float, noise: float, order: int) -> float:
     with np.errstate(divide="ignore"):
         log_ratio = np.logaddexp(np.log1p(-rate), math.log(rate) + (2 * z - 1) / (2 * noise * noise))  # ln(mu / mu0)
     log_mu = log_mu0 + log_ratio
-    e1 = logsumexp(log_mu0 - order * log_ratio) + math.log(step)  # E_{z ~ mu0} (mu0 / mu)^lambda
-    e2 = logsumexp(log_mu + order * log_ratio) + math.log(step)  # E_{z ~ mu} (mu / mu0)^lambda
+    e1 = scipy.special.logsumexp(log_mu0 - order * log_ratio) + math.log(step)  # E_{z ~ mu0} (mu0 / mu)^lambda
+    e2 = scipy.special.logsumexp(log_mu + order * log_ratio) + math.log(step)  # E_{z ~ mu} (mu / mu0)^lambda
     return max(float(e1), float(e2), 0.0) * (1 + _ROUND_UP) + _ROUND_UP
 
 
@@ -148,10 +148,14 @@ def closed_form(rate: float, noise: float, order: int) -> float:
     if rate == 0:
         return 0.0
     k = np.arange(order + 2)
-    log_binomial = gammaln(order + 2) - gammaln(k + 1) - gammaln(order + 2 - k)
+    log_binomial = (
+        scipy.special.gammaln(order + 2) - scipy.special.gammaln(k + 1) - scipy.special.gammaln(order + 2 - k)
+    )
     with np.errstate(divide="ignore", invalid="ignore"):
         log_stay = np.where(k == order + 1, 0.0, (order + 1 - k) * np.log1p(-rate))
-    return float(logsumexp(log_binomial + log_stay + k * math.log(rate) + k * (k - 1) / (2 * noise * noise)))
+    return float(
+        scipy.special.logsumexp(log_binomial + log_stay + k * math.log(rate) + k * (k - 1) / (2 * noise * noise))
+    )
 
 
 def asymptotic(rate: float, noise: float, order: int) -> float:

@@ -4,6 +4,7 @@ import math
 
 from hush.accounting import selection
 from hush.accounting.events import (
+    MOST_NOISE,
     MOST_OUTCOMES,
     NOTHING,
     ZCDP,
@@ -27,11 +28,14 @@ from hush.accounting.events import (
     parts_of,
 )
 
+LEAST_DELTA = 1e-300
+"""Shares of a delta are taken; those of a smaller one leave the range of a float."""
+
 
 def require_delta(delta: float) -> None:
-    """A question for epsilon needs a delta in (0, 1)."""
-    if not 0 < delta < 1:
-        raise ValueError(f"delta must lie in (0, 1), got {delta!r}")
+    """A question for epsilon needs a delta in (0, 1) that a float holds with room to spare."""
+    if not LEAST_DELTA <= delta < 1:
+        raise ValueError(f"delta must lie in (0, 1), and not below {LEAST_DELTA:g}, got {delta!r}")
 
 
 def require_epsilon(epsilon: float) -> None:
@@ -104,7 +108,7 @@ def _at_least(event: Event) -> Event:
         case WithoutReplacement(lot_size, examples, inner):
             return _at_least(PoissonSampled(lot_size / examples * (1 - 1e-15), inner))
         case ZCDP(rho):
-            return Gaussian(math.sqrt(0.5 / rho) * (1 + 1e-15)) if rho > 0 else NOTHING
+            return Gaussian(min(math.sqrt(0.5) / math.sqrt(rho) * (1 + 1e-15), MOST_NOISE)) if rho > 0 else NOTHING
         case Grouped(size, PureDP(epsilon)) if 1 < size <= MOST_OUTCOMES and epsilon > 0:
             return DiscreteLaplace(1 / epsilon * (1 + 1e-15), size)  # epsilon-private, and a group's worst known
         case Grouped(size, PoissonSampled(rate, inner)) if rate == 1:

@@ -10,8 +10,7 @@ from collections.abc import Callable, Sequence
 from functools import lru_cache
 
 import numpy as np
-from scipy.optimize import minimize_scalar
-from scipy.special import gammaln
+import scipy
 
 from hush.accounting import allocation, selection
 from hush.accounting import likelihood_ratios as losses
@@ -176,7 +175,9 @@ def _of_selection(event: Selected, order: float) -> float:
 def _of_group(size: int, rate: float, noise: float, order: float) -> float:
     """Binomially many records of the group in the lot (Ganesh 2024): quadrature of both directions."""
     touched = np.arange(size + 1)
-    log_choices = gammaln(size + 1) - gammaln(touched + 1) - gammaln(size - touched + 1)
+    log_choices = (
+        scipy.special.gammaln(size + 1) - scipy.special.gammaln(touched + 1) - scipy.special.gammaln(size - touched + 1)
+    )
     probabilities = np.exp(log_choices + touched * math.log(rate) + (size - touched) * math.log1p(-rate))
     probabilities /= probabilities.sum()
     both = [(losses.gaussian_mixture(probabilities, noise, power), power) for power in (order, 1 - order)]
@@ -224,5 +225,5 @@ def _least(objective: Callable[[float], float]) -> float:
         log_beta += math.log(2)
     best = values.index(min(values))
     low, high = rungs[max(best - 1, 0)], rungs[min(best + 1, len(rungs) - 1)]
-    refined = minimize_scalar(at, bounds=(low, high), method="bounded", options={"xatol": 1e-6})
+    refined = scipy.optimize.minimize_scalar(at, bounds=(low, high), method="bounded", options={"xatol": 1e-6})
     return min(values[best], float(refined.fun))

@@ -25,8 +25,8 @@ from decimal import Decimal, localcontext
 from functools import cached_property
 
 import numpy as np
+import scipy
 from numpy.typing import NDArray
-from scipy.optimize import brentq, minimize_scalar
 
 Array = NDArray[np.float64]
 RULES = ("geometric", "logarithmic", "negative-binomial", "poisson", "binomial")
@@ -79,7 +79,9 @@ class Trials:
         """Gamma of the negative binomial family; of geometric trials the chance to stop after each one."""
         if self.eta == 1:
             return 1 / self.mean
-        gap = brentq(lambda log_gamma: self._log_slope(math.exp(log_gamma)) - math.log(self.mean), -80, -1e-9)
+        gap = scipy.optimize.brentq(
+            lambda log_gamma: self._log_slope(math.exp(log_gamma)) - math.log(self.mean), -80, -1e-9
+        )
         return math.exp(gap)
 
     def _log_slope(self, gamma: float) -> float:
@@ -237,5 +239,5 @@ def _second_order(divergence: Callable[[float], float], stopping: float) -> floa
     values = [at(rung) for rung in rungs]
     best = int(np.argmin(values))
     low, high = rungs[max(best - 1, 0)], rungs[min(best + 1, len(rungs) - 1)]
-    refined = minimize_scalar(at, bounds=(low, high), method="bounded", options={"xatol": 1e-4})
+    refined = scipy.optimize.minimize_scalar(at, bounds=(low, high), method="bounded", options={"xatol": 1e-4})
     return min(values[best], float(refined.fun))

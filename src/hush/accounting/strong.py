@@ -7,8 +7,7 @@ invalid.
 
 import math
 
-from scipy.optimize import minimize_scalar
-from scipy.special import log_ndtr
+import scipy
 
 from hush.accounting.bounds import Bounds
 from hush.accounting.events import Event, Gaussian, PoissonSampled, parts_of
@@ -76,7 +75,7 @@ def paper_epsilon(event: Event, *, delta: float) -> Bounds:
 def gaussian_delta(noise: float, epsilon: float) -> float:
     """The exact delta of one Gaussian mechanism at epsilon (Balle and Wang 2018, Theorem 8)."""
     below, above = 0.5 / noise - epsilon * noise, -0.5 / noise - epsilon * noise
-    log_first, log_second = log_ndtr(below), epsilon + log_ndtr(above)
+    log_first, log_second = scipy.special.log_ndtr(below), epsilon + scipy.special.log_ndtr(above)
     return float(math.exp(log_first) * -math.expm1(min(log_second - log_first, 0.0)))
 
 
@@ -90,7 +89,10 @@ def _least_over_split(event: Event, delta: float) -> float:
         share = 1 / (1 + math.exp(-logit))
         return _steps_epsilon(event, share * delta, (1 - share) * delta, strong=True)
 
-    return min(naive, float(minimize_scalar(at, bounds=(-12, 12), method="bounded", options={"xatol": 1e-4}).fun))
+    return min(
+        naive,
+        float(scipy.optimize.minimize_scalar(at, bounds=(-12, 12), method="bounded", options={"xatol": 1e-4}).fun),
+    )
 
 
 def _steps_epsilon(event: Event, steps_delta: float, rest: float, *, strong: bool) -> float:
@@ -98,7 +100,7 @@ def _steps_epsilon(event: Event, steps_delta: float, rest: float, *, strong: boo
     simple = [(coarse(part), count) for part, count in parts_of(event)]
     noisy = sum(count for part, count in simple if not math.isfinite(pure_epsilon(part)) and _rate(part) > 0)
     each = [(_amplified(part, steps_delta / noisy if noisy else 0.0), count) for part, count in simple]
-    total = math.fsum(count * cost for cost, count in each)
+    total = math.fsum(count * cost for cost, count in each) * (1 + 1e-12)  # rounded up, as `pure_total` is
     if not strong or not 0 < total < math.inf:
         return total
     norm = total * math.sqrt(math.fsum(count * (cost / total) ** 2 for cost, count in each))  # squares may underflow

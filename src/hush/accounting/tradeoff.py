@@ -3,7 +3,7 @@
 import math
 from collections.abc import Callable
 
-from scipy.optimize import minimize_scalar
+import scipy
 
 from hush.accounting.accountants import Accountant, delta
 from hush.accounting.composition import Event
@@ -33,7 +33,9 @@ def true_positive_rate(event: Event, *, false_positive_rate: float, accountant: 
         return 1 - math.exp(-epsilon) * max(1 - false_positive_rate - cost(epsilon), 0.0)
 
     def least(of: Callable[[float], float], most: float) -> float:
-        found = minimize_scalar(of, bounds=(0.0, most), method="bounded", options={"xatol": 1e-3, "maxiter": 20})
+        found = scipy.optimize.minimize_scalar(
+            of, bounds=(0.0, most), method="bounded", options={"xatol": 1e-3, "maxiter": 20}
+        )
         return min(1.0, of(0.0), float(found.fun)) * (1 + 1e-12)
 
     bound = least(straight, -math.log(false_positive_rate))  # beyond, it is above 1

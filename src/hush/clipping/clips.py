@@ -132,8 +132,11 @@ class AutomaticClip(Clip):
 
     def __post_init__(self) -> None:
         _check(self.bound)
-        if not self.stability > 0 or not _largest(self.bound) < math.inf:
-            raise ValueError(f"AutomaticClip needs a finite bound and stability > 0, got {self}")
+        # Squares of what is smaller vanish in float32: an example whose norm seems 0 must not be blown up.
+        if not _LEAST <= self.stability < math.inf or not _largest(self.bound) < math.inf:
+            raise ValueError(
+                f"AutomaticClip needs a finite bound and stability, the latter at least {_LEAST}, got {self}"
+            )
 
     def at(self, step: int) -> "AutomaticClip":
         return replace(self, bound=_value(self.bound, step)) if callable(self.bound) else self

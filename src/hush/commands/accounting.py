@@ -61,7 +61,7 @@ def epsilon(
     remark = f"; NOT a valid bound: {why}" if why else ""
     _show(
         values | {"valid": why is None},
-        f"epsilon {bounds} at delta {delta:g} ({accountant}, {sampling}){remark}",
+        f"epsilon {bounds} at delta {rounded_up(delta, 6)} ({accountant}, {sampling}){remark}",
         as_json,
     )
 
@@ -86,7 +86,8 @@ def delta(
     with _answering(which):
         bounds = accounting.delta(event, epsilon=epsilon, accountant=which)
     values = {"delta": bounds.upper, "lower": bounds.lower, "accountant": accountant, "sampling": sampling}
-    _show(values | {"valid": True}, f"delta {bounds} at epsilon {epsilon:g} ({accountant}, {sampling})", as_json)
+    at = rounded_up(epsilon, 6)
+    _show(values | {"valid": True}, f"delta {bounds} at epsilon {at} ({accountant}, {sampling})", as_json)
 
 
 def noise(
@@ -121,7 +122,7 @@ def noise(
         "sampling": sampling,
         "valid": True,
     }
-    _show(values, f"noise multiplier {found} (epsilon {rounded_up(spent)} at delta {delta:g})", as_json)
+    _show(values, f"noise multiplier {found} (epsilon {rounded_up(spent)} at delta {rounded_up(delta, 6)})", as_json)
 
 
 def steps(
@@ -149,7 +150,7 @@ def steps(
         found, which = _searched(accounting.calibrate.steps, planned, budget, which)
         spent = accounting.epsilon(planned(found), delta=delta, accountant=which).upper
     values = {"steps": found * each, "epsilon": spent, "accountant": which, "sampling": sampling, "valid": True}
-    _show(values, f"{found * each} steps (epsilon {rounded_up(spent)} at delta {delta:g})", as_json)
+    _show(values, f"{found * each} steps (epsilon {rounded_up(spent)} at delta {rounded_up(delta, 6)})", as_json)
 
 
 def compare(
@@ -184,7 +185,7 @@ def compare(
     if plot is not None:
         figure.draw(plot, epochs=at, curves=curves, title=f"rate {rate:g}, noise {noise:g}, delta {delta:g}")
     values = {"epochs": at, "epsilon": curves, "valid": {name: name not in accounting.NOT_VALID for name in curves}}
-    lines = [f"epsilon after {at[-1]} epochs at delta {delta:g}:"]
+    lines = [f"epsilon after {at[-1]} epochs at delta {rounded_up(delta, 6)}:"]
     for name, curve in curves.items():
         lines.append(
             f"  {name:<13}{rounded_up(curve[-1])}"

@@ -7,7 +7,7 @@ from typing import Annotated, Any
 
 import typer
 
-from hush.accounting.bounds import Bounds
+from hush.accounting.bounds import Bounds, rounded_up
 from hush.commands.ranges import count, path, proper_budget, proper_delta
 from hush.ledger import AccountRecord, BudgetExhausted, Head, Ledger, LedgerError
 from hush.ledger.plain import plain
@@ -192,7 +192,7 @@ def _line(key: str, value: Any) -> str:
         case "accounts", rows:
             return "\n".join([f"accounts: {len(rows)}", *(f"  {_row(row)}" for row in rows)])
         case "spent", {"epsilon": upper, "epsilon_lower": lower, "delta": delta}:
-            return f"spent: epsilon {Bounds(lower, upper)} at delta {delta:g}"
+            return f"spent: epsilon {Bounds(lower, upper)} at delta {rounded_up(delta, 6)}"
         case _, {"epsilon": epsilon, "delta": delta}:
             return f"{key}: epsilon {epsilon:.15g} at delta {delta:.15g}"
         case _, {"sequence": sequence, "hash": digest}:

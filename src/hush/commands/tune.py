@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from hush.accounting import rounded_up
 from hush.commands.own_job import load_function
 from hush.commands.ranges import count, path, proper_budget, within
 from hush.commands.train import Stopped, must_be_or_become_a_file
@@ -151,4 +152,4 @@ def _print(tuned: "Tuned", as_json: bool) -> None:
         print("No trial ended well: nothing is released, and everything was charged.")
     else:
         print(f"the winner, score {tuned.score:g}: {json.dumps(tuned.settings)}\nkept in {tuned.folder}")
-    print(f"epsilon {tuned.epsilon} at delta {tuned.delta:g} for the whole tuning, the winner included")
+    print(f"epsilon {tuned.epsilon} at delta {rounded_up(tuned.delta, 6)} for the whole tuning, the winner included")

@@ -1,5 +1,6 @@
 """One run's account: each unit is durably on record before it is handed out, and is handed out once."""
 
+import itertools
 import math
 import os
 import threading
@@ -11,7 +12,7 @@ from hush.accounting.bounds import Bounds, Budget
 from hush.accounting.events import NOTHING, Event
 from hush.ledger.balances import AccountRecord
 from hush.ledger.chain import Head
-from hush.ledger.errors import AccountRefused, BudgetExhausted, LedgerError
+from hush.ledger.errors import AccountRefused, BudgetExhausted, LedgerError, LedgerMismatch
 
 _LEAST_BLOCK = 16  # for plans so short that a share of them would be less
 _COST_SHARE = 0.004  # of the time between two reservations may go into writing them: below 1 % with room to spare
@@ -34,8 +35,9 @@ class _Units:
     refused for the same reason.
     """
 
-    def __init__(self, record: AccountRecord) -> None:
+    def __init__(self, record: AccountRecord, *, new: bool) -> None:
         self.name = record.name
+        self._upfront_is_due = new
         self._record = record
         self._next = record.spent  # all units before it were handed out, or lost with an earlier process
         self._covered = record.spent  # on record, whatever has happened since: may be handed out from memory
@@ -82,6 +84,27 @@ class _Units:
             unit = self._next
             self._next = unit + 1  # an interrupt from here on loses the unit: it is spent, and nobody gets it
             return unit
+
+    def take_upfront(self) -> None:
+        """Use up the upfront access, which a new account pays for once; refused in one that was resumed."""
+        self._own_process()
+        with self._lock:
+            if not self._upfront_is_due:
+                raise AccountRefused(
+                    f"a new account for the preprocessing, of which account {self.name!r} has paid for one",
+                    "an account whose preprocessing was done before, or may have been",
+                    "go on with what was saved of it (Private.resume), or open another account",
+                )
+            self._upfront_is_due = False
+
+    def must_cover(self, upfront: Event, units: Sequence[tuple[Event, int]]) -> None:
+        """Refuse another plan than the account was opened for: what that releases was never charged."""
+        if (upfront, _in_runs(units)) != (self._record.upfront, _in_runs(self._record.units)):
+            raise LedgerMismatch(
+                f"the plan that account {self.name!r} was opened for ({self.total} units)",
+                f"another plan ({sum(count for _, count in units)} units)",
+                "follow that plan, or open an account for this one: units=plan.units, upfront=plan.preprocessing",
+            )
 
     def spend_up_to(self, units: int) -> None:
         """Count the first `units` units as spent and handed out: an earlier run has used them."""
@@ -134,8 +157,8 @@ class Account(_Units):
     whoever resumes it takes it over after all units on record, and the earlier owner is refused at its next block.
     """
 
-    def __init__(self, ledger: Book, record: AccountRecord) -> None:
-        super().__init__(record)
+    def __init__(self, ledger: Book, record: AccountRecord, *, new: bool) -> None:
+        super().__init__(record, new=new)
         self._ledger = ledger
         self._owner = record.owner
         self._blocks = _Blocks(record.total)
@@ -204,7 +227,8 @@ class MemoryAccount(_Units):
         distance: float = 0.0,
     ) -> None:
         plan, total = tuple(units), sum(count for _, count in units)
-        super().__init__(AccountRecord(name, budget, upfront, plan, (), distance, None, "", "", total, spent))
+        record = AccountRecord(name, budget, upfront, plan, (), distance, None, "", "", total, spent)
+        super().__init__(record, new=spent == 0)
 
     def settle(self) -> None:
         """Nothing is reserved ahead."""
@@ -228,6 +252,12 @@ class MemoryAccount(_Units):
 
     def _reserve(self, units: int) -> AccountRecord:
         return self._record._replace(spent=units)
+
+
+def _in_runs(units: Sequence[tuple[Event, int]]) -> list[tuple[Event, int]]:
+    """The same units in their order, equal neighbours together."""
+    used = [unit for unit in units if unit[1]]
+    return [(event, sum(count for _, count in same)) for event, same in itertools.groupby(used, key=lambda u: u[0])]
 
 
 class _Blocks:

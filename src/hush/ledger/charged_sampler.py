@@ -1,5 +1,6 @@
 """Where a run stands in its plan: units are charged, then drawn, then handed out lot by lot."""
 
+import threading
 from collections.abc import Sequence
 from typing import Any, NoReturn
 
@@ -7,7 +8,7 @@ from hush.accounting.approximate_noise import epsilon_of_inexact
 from hush.accounting.bounds import Bounds
 from hush.ledger.charging import ChargeAccount
 from hush.plan import Plan
-from hush.randomness.streams import Key, this_process
+from hush.randomness.streams import Key, Stream, this_process
 from hush.sampling.draws import Indices
 from hush.sampling.lot import Lot
 
@@ -25,6 +26,8 @@ class ChargedSampler:
         self.distance = distance
         """How far all that is released may lie from the law that is accounted, in total variation."""
         self.account = account
+        if account is not None:
+            account.must_cover(plan.preprocessing, plan.units)
         self.seed = seed
         self.step = 0
         self._unit_number = -1
@@ -32,6 +35,7 @@ class ChargedSampler:
         self._last_paid = plan.steps + plan.reserve - 1
         self._units_drawn = 0
         self._unit: list[Indices] = []
+        self._holder: object = None
         self.take_key()
 
     def take_key(self) -> None:
@@ -54,7 +58,16 @@ class ChargedSampler:
             self._unit_number = self.account.take() if self.account is not None else self._unit_number + 1
             self._unit = self._lots_of(self._units_drawn)
             self._units_drawn += 1
+        self._holder = _here()
         return Lot(self.step, self._unit.pop(0))
+
+    def must_be_held(self) -> None:
+        """Refuse the lot that was handed out last to a forked child or another thread: each would release it."""
+        if self._holder != _here():
+            raise RuntimeError(
+                "this lot was handed out to another process or thread, and one charge pays for one release: take and "
+                "use each lot in one thread, and make a Private of its own in a forked process"
+            )
 
     def noise(self) -> float:
         """The noise multiplier that was paid for the lot that was drawn last."""
@@ -103,7 +116,9 @@ class ChargedSampler:
         """The lots of one unit, from the draw that it belongs to."""
         number, place = divmod(unit, self._units_per_draw)
         if self._draw_number != number:
-            self._draw, self._draw_number = self.plan.lots.draw(self.key.stream("lots", step=number)), number
+            # A seeded draw has its number, to be resumed; a secret one the next: one that was interrupted is lost.
+            claim = self.key.claim("lots", step=None if self.key.private else number)
+            self._draw, self._draw_number = self.plan.lots.draw(Stream(claim)), number
         start = place * self._steps_per_unit
         return list(self._draw[start : start + self._steps_per_unit])
 
@@ -116,3 +131,8 @@ class ChargedSampler:
         self._draw_number, self._draw = -1, []
         if self.key.private:
             self._unit = []
+
+
+def _here() -> object:
+    """The process and the thread that run this."""
+    return this_process(), threading.get_ident()

@@ -1,6 +1,7 @@
 """The account that a run charges: a new one on a ledger, one that was opened before, or one in memory."""
 
 import secrets
+from collections.abc import Sequence
 from contextlib import suppress
 from datetime import UTC, datetime
 from os import PathLike
@@ -9,6 +10,7 @@ from typing import Any, Protocol
 from hush import accounting
 from hush.accounting.approximate_noise import epsilon_of_inexact
 from hush.accounting.bounds import Bounds, Budget
+from hush.accounting.events import Event
 from hush.ledger import BudgetExhausted, Head, Ledger, MemoryAccount
 from hush.plan import Plan, PrivatePreprocessing
 
@@ -22,6 +24,8 @@ class ChargeAccount(Protocol):
     def total(self) -> int: ...
     @property
     def distance(self) -> float: ...
+    def must_cover(self, upfront: Event, units: Sequence[tuple[Event, int]]) -> None: ...
+    def take_upfront(self) -> None: ...
     def take(self) -> int: ...
     def spend_up_to(self, units: int) -> None: ...
     def settle(self) -> None: ...
@@ -58,11 +62,6 @@ def open_account(
     if ledger is None:
         return MemoryAccount(units=plan.units, upfront=plan.preprocessing, budget=plan.budget, distance=distance)
     if not isinstance(ledger, str | PathLike | Ledger):
-        if ledger.total != sum(count for _, count in plan.units):
-            raise ValueError(
-                f"the account holds {ledger.total} units and the plan {sum(count for _, count in plan.units)}: open "
-                "it with units=plan.units, upfront=plan.preprocessing"
-            )
         return ledger
     book = ledger if isinstance(ledger, Ledger) else Ledger(ledger, create=create)
     name = f"{datetime.now(UTC):%Y-%m-%dT%H:%M:%S}-{secrets.token_hex(4)}" + seeded * " (seeded, NOT PRIVATE)"
@@ -98,6 +97,8 @@ def resume_account(
 
 def do_preprocessing(access: PrivatePreprocessing, account: "ChargeAccount | None") -> None:
     """Do what was charged with the account. Where it was another event than declared, that goes on record first."""
+    if account is not None:
+        account.take_upfront()
     done = access.run()
     if done == access.event:
         return

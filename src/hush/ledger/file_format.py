@@ -21,19 +21,20 @@ _LONGEST_ENTRY = 1 << 26
 
 def lines(descriptor: int, start: int, end: int) -> Iterator[tuple[bytes, bool]]:
     """Lines without their ends, and whether they have one; what has none within the longest entry is no entry."""
-    rest = b""
-    while start < end:
+    rest, length = [b""], 0
+    while start < end and length <= _LONGEST_ENTRY:
         piece = os.pread(descriptor, min(_PIECE, end - start), start)
         if not piece:
             break
         start += len(piece)
-        *lines, rest = (rest + piece).split(b"\n")
+        first, *lines = piece.split(b"\n")
+        rest.append(first)  # joined once: what is no entry may be long
+        length += len(first)
         for line in lines:
-            yield line, True
-        if len(rest) > _LONGEST_ENTRY:
-            break
-    if rest:
-        yield rest, False
+            yield b"".join(rest), True
+            rest, length = [line], len(line)
+    if length:
+        yield b"".join(rest), False
 
 
 def line(entry: Entry) -> bytes:

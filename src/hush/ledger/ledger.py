@@ -113,10 +113,11 @@ class Ledger:
         record = AccountRecord(name, budget, upfront, plan, (), distance, None, owner, opening.now(), total)
         with self._turn() as file:
             record = record._replace(costs=self._rule.costs(record, file.balances.orders))
+            self._must_be_admitted(file.refresh(), record)  # what is refused leaves no trace, its data neither
             if data is not None:
                 record = record._replace(data=self._admit_data(data))
             file.append(lambda balances: self._opened(balances, record))
-            return Account(self, file.balances.accounts[name])
+            return Account(self, file.balances.accounts[name], new=True)
 
     def resume_account(self, name: str, *, seen: Head | None = None, data: Any = None) -> Account:
         """Take over an account that is still open, after all units on record; `left` says how many remain.
@@ -127,6 +128,7 @@ class Ledger:
         if seen is not None:
             self.must_include(seen)
         with self._turn() as file:
+            _open_record(file.refresh(), name)
             if data is not None:
                 self._admit_data(data)
             owner = secrets.token_hex(16)
@@ -138,7 +140,7 @@ class Ledger:
                     "at": opening.now(),
                 }
             )
-            return Account(self, file.balances.accounts[name])
+            return Account(self, file.balances.accounts[name], new=False)
 
     def close_account(self, name: str) -> None:
         """Close an account whose run is gone; all units on record stay spent."""
@@ -237,7 +239,7 @@ class Ledger:
         with self._lock:
             yield self._file
 
-    def _opened(self, balances: Balances, record: AccountRecord) -> Mapping[str, Any]:
+    def _must_be_admitted(self, balances: Balances, record: AccountRecord) -> None:
         if record.name in balances.accounts:
             raise AccountRefused(
                 "a new name for a new account",
@@ -245,6 +247,9 @@ class Ledger:
                 "resume it, or choose another",
             )
         self._rule.admit(balances, record)
+
+    def _opened(self, balances: Balances, record: AccountRecord) -> Mapping[str, Any]:
+        self._must_be_admitted(balances, record)
         return {
             "kind": "opened",
             "account": record.name,

@@ -9,7 +9,7 @@ from typing import Any
 
 from hush.accounting.bounds import Budget
 from hush.accounting.events import Event
-from hush.ledger import rules
+from hush.ledger import rules, witness
 from hush.ledger.balances import LONGEST_NAME, Balances, require_text
 from hush.ledger.chain import Head
 from hush.ledger.errors import AccountRefused, LedgerMismatch, LedgerMissing, LedgerUnwritable
@@ -31,7 +31,10 @@ def find(path: str | os.PathLike[str]) -> tuple[bool, Path]:
 
 
 def must_be_asked_for(path: str | os.PathLike[str], asked: bool, seen: Head | None) -> None:
-    """A ledger is never made by a mistyped name, in place of one that was seen, or behind a link to nothing."""
+    """A ledger is never made by a mistyped name, in place of one that was seen, or behind a link to nothing.
+
+    Nor under the name that the witness of another one has: whoever removes that would remove a ledger.
+    """
     if os.path.islink(path):
         where = os.path.realpath(path)
         raise LedgerMissing(f"a ledger at {path}", f"a link to {where}, which is not there", "mount or restore that")
@@ -44,6 +47,12 @@ def must_be_asked_for(path: str | os.PathLike[str], asked: bool, seen: Head | No
             f"a ledger at {path}",
             "no file",
             "mend the path; or make a new one with Ledger(path, create=True), a budget or a rule (hush ledger open)",
+        )
+    if os.fspath(path).endswith(witness.ENDING):
+        raise LedgerMissing(
+            f"a ledger whose name does not end in {witness.ENDING}, as the files beside ledgers do",
+            str(path),
+            "choose another name",
         )
 
 

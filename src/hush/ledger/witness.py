@@ -12,6 +12,7 @@ from hush.ledger import file_format, locks
 from hush.ledger.chain import Head, is_digest
 from hush.ledger.errors import LedgerDamaged, LedgerRolledBack
 
+ENDING = "-head"
 _MARK = b"hush witness 2 "
 _BEGIN = len(_MARK) + 65  # the mark, which ledger it is, and two heads in turn: a write that is torn spares the other
 _LENGTH = _BEGIN + 2 * file_format.HEAD_LENGTH
@@ -81,7 +82,7 @@ def _writable(path: Path) -> int:
 
 
 def _file(path: Path) -> Path:
-    return path.with_name(path.name + "-head")
+    return path.with_name(path.name + ENDING)
 
 
 def _read(path: Path) -> tuple[str, Head] | None:

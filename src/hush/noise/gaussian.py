@@ -11,6 +11,8 @@ from hush import kernels
 from hush.clipping.bounded_sum import BoundedSum
 from hush.randomness.gaussian_samples import Floats, Normals
 
+_LEAST = 1e-30  # of a deviation in float32: normal numbers, and their products with what is drawn
+
 
 class Part(NamedTuple):
     """One tensor's share of a release: out = (total + deviation * normal numbers) * scale."""
@@ -34,8 +36,9 @@ def add_noise(
     Guarantee: with m groups, the tensors of group l get independent Gaussian noise of standard deviation
     noise_multiplier * sqrt(m) * bound_l, so that the release is the event Gaussian(noise_multiplier) under zero-out.
     The noise is that of `step`, of the next one where none is given, and is never drawn again.
-    Noise is computed and added in float32 (float64 sums stay float64); sums in half precision come back as float32.
-    `out` gives tensors to write into, in their own dtype. A noise multiplier of 0 adds nothing: NOT PRIVATE.
+    Noise is computed and added in float32; sums in half precision come back as float32. A float64 sum comes back in
+    float64, rounded to float32: below the last bit of the noise its own bits would stay bare. `out` gives tensors to
+    write into, in their own dtype. A noise multiplier of 0 adds nothing: NOT PRIVATE.
 
     >>> from hush.clipping.bounded_sum import Group
     >>> from hush.randomness.streams import Key
@@ -45,6 +48,7 @@ def add_noise(
     """
     check_release(total, noise_multiplier, scale, out)
     deviations = standard_deviations(total, noise_multiplier)
+    _refuse_lost_noise(deviations)
     for tensor in total.tensors.values():
         refuse_capture(tensor.device)
     claim = normals.begin(step)
@@ -102,6 +106,16 @@ def check_release(
             raise ValueError(f"a bound must be a finite number >= 0, got {group.bound!r} for {', '.join(group.names)}")
 
 
+def _refuse_lost_noise(deviations: Mapping[str, float]) -> None:
+    """Refuse noise that float32 would make zero, or infinite, while a wider sum keeps its numbers."""
+    for name, deviation in deviations.items():
+        if not _LEAST <= deviation <= 1 / _LEAST and deviation > 0:
+            raise ValueError(
+                f"{name}: noise of deviation {deviation:.3g} does not fit float32, expected {_LEAST:.0e} to "
+                f"{1 / _LEAST:.0e}: use another clipping bound"
+            )
+
+
 def refuse_capture(device: torch.device) -> None:
     """Refuse to be recorded in a CUDA graph, whose replays would all add the same noise."""
     if device.type == "cuda" and torch.cuda.is_current_stream_capturing():
@@ -123,11 +137,10 @@ def place_for(total: Tensor, out: Tensor | None) -> Tensor:
 def _release(parts: Sequence[Part], scale: float, numbers: Floats) -> None:
     noise = torch.from_numpy(numbers).to(parts[0].total.device)
     noises = noise.split([part.total.numel() for part in parts])
-    # Two passes, and one rounding into the dtype of `out`.
-    if len({part.deviation for part in parts}) == 1:
-        noise.mul_(parts[0].deviation * scale)
-    else:
-        for part, own in zip(parts, noises, strict=True):
-            own.mul_(part.deviation * scale)
+    # Sum and noise meet in float32 before anything else rounds: what the noise leaves bare of a wider sum is cut off,
+    # and scaling is post-processing. The deviation is a float32 number for every sum: a lot of one batch has a sum in
+    # float32, one of several in float64, and their noise must not tell.
     for part, own in zip(parts, noises, strict=True):
-        torch.add(own.view(part.total.shape), part.total, alpha=scale, out=part.out)
+        noised, deviation = own.view(part.total.shape), torch.tensor(part.deviation, dtype=torch.float32).item()
+        torch.add(part.total, noised, alpha=deviation, out=noised)
+        torch.mul(noised, scale, out=part.out)

@@ -96,7 +96,7 @@ def _key_numbers(statement: "Statement") -> str:
     held_out = statement.facts["held_out"]
     numbers = [
         (rounded_up(statement.epsilon.upper) if statement.private else "none", "epsilon"),
-        (f"{statement.delta:g}", "delta"),
+        (rounded_up(statement.delta, 6), "delta"),
         (f"{statement.plan.lots.examples:,}", "records"),
         (f"{statement.steps:,}", "steps"),
     ]
@@ -135,7 +135,7 @@ def _charts(statement: "Statement") -> list[str]:
                 spent,
                 title="Epsilon by epoch",
                 x_label="epoch",
-                y_label=f"charged so far at delta {statement.delta:g}; dashed: the budget",
+                y_label=f"charged so far at delta {rounded_up(statement.delta, 6)}; dashed: the budget",
                 limit=limit,
                 from_zero=True,
                 shown=rounded_up,

@@ -44,7 +44,7 @@ class Statement:
     def headline(self) -> str:
         """The one sentence to quote."""
         who, size = self.facts["data"]["name"], self.facts["data"]["examples"]
-        cost = f"epsilon = {rounded_up(self.cost.upper)} at delta = {self.delta:g}"
+        cost = f"epsilon = {rounded_up(self.cost.upper)} at delta = {rounded_up(self.delta, 6)}"
         if not self.private:
             why = f"NOT PRIVATE, epsilon is infinite: {words.why_not_private(self.facts)}"
             return f"{why} (It would cost {cost}.)" if math.isfinite(self.cost.upper) else why

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 from hush import accounting
 from hush.accounting import grouped, rounded_up
+from hush.accounting.approximate_noise import epsilon_of_inexact
 from hush.report.charges import ACCOUNTANT_NAMES
 from hush.sampling.lots import AllocatedLots, PoissonLots, ShuffledLots
 
@@ -40,7 +41,7 @@ def why_not_private(facts: Mapping[str, Any]) -> str:
 def guarantee(statement: "Statement") -> Rows:
     e, about = statement.cost, statement.facts["about"]
     rows = [
-        ("Epsilon", f"{rounded_up(e.upper)} at delta {statement.delta:g}, for the whole plan"),
+        ("Epsilon", f"{rounded_up(e.upper)} at delta {rounded_up(statement.delta, 6)}, for the whole plan"),
         (
             "Lower bound",
             f"the accounted event costs at least {math.floor(1000 * e.lower) / 1000:g}; no accountant can state less",
@@ -63,8 +64,13 @@ def guarantee(statement: "Statement") -> Rows:
         if about[name]:
             rows.append((label, about[name]))
     try:
-        pair = accounting.epsilon(grouped(statement.plan.event, 2), delta=statement.delta, accountant="renyi").upper
-        rows.append(("For a person with two records", f"epsilon {rounded_up(pair)} at the same delta (Renyi)"))
+        pair = grouped(statement.plan.event, 2)
+        cost = epsilon_of_inexact(
+            lambda delta: accounting.epsilon(pair, delta=delta, accountant="renyi"),
+            delta=statement.delta,
+            distance=statement.facts.get("distance", 0.0),
+        )
+        rows.append(("For a person with two records", f"epsilon {rounded_up(cost.upper)} at the same delta (Renyi)"))
     except ValueError:  # an event that no accountant knows for groups
         pass
     return tuple(rows)
@@ -181,7 +187,7 @@ def ledger(statement: "Statement") -> Rows:
         ("Account", f"{book['account']}: {book['units_spent']} of {book['units']} units on record"),
         (
             "All runs on it",
-            f"{book['accounts']}, epsilon {rounded_up(spent['epsilon'])} at {spent['delta']:g} together",
+            f"{book['accounts']}, epsilon {rounded_up(spent['epsilon'])} at {rounded_up(spent['delta'], 6)} together",
         ),
         ("Head of the chain", f"{book['head']['sequence']}:{book['head']['hash']}"),
     )

@@ -2,6 +2,7 @@
 
 import secrets
 import sys
+import unicodedata
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
@@ -32,17 +33,23 @@ class Charged:
         return {**known, "ledger": where, "own_ledger": self.own}
 
 
-def open_charged(plan: Plan, run: Run, folder: Path | None, data: Any) -> Charged:
-    """A new account. With a folder there is always a ledger, so that a crash cannot hide what was spent."""
+def open_charged(plan: Plan, run: Run, folder: Path | None, data: Any, *, distance: float) -> Charged:
+    """A new account. With a folder there is always a ledger, so that a crash cannot hide what was spent.
+
+    `distance` is how far all that is released may lie from the law of the plan.
+    """
     own = run.ledger is None
     if own and folder is None:
-        return Charged(MemoryAccount(units=plan.units, upfront=plan.preprocessing, budget=plan.budget), None, own)
+        memory = MemoryAccount(units=plan.units, upfront=plan.preprocessing, budget=plan.budget, distance=distance)
+        return Charged(memory, None, own)
     book = _book(run, folder, new=True)
     moment = f"{datetime.now(UTC):%Y-%m-%dT%H:%M:%S}-{secrets.token_hex(4)}"
-    name = moment if folder is None else f"{plain(folder.name, most=100)} {moment}"
+    name = moment if folder is None else f"{_shown(folder.name)} {moment}".strip()
     if run.seed is not None:
         name += " (seeded, NOT PRIVATE)"
-    account = book.open_account(name, budget=plan.budget, units=plan.units, upfront=plan.preprocessing, data=data)
+    account = book.open_account(
+        name, budget=plan.budget, units=plan.units, upfront=plan.preprocessing, data=data, distance=distance
+    )
     return Charged(account, book, own)
 
 
@@ -74,6 +81,11 @@ def resume_charged(saved: Checkpoint, run: Run, folder: Path, data: Any) -> Char
         )
         return Charged(done, book, own)
     return Charged(book.resume_account(facts["name"], seen=saved.seen, data=data), book, own)
+
+
+def _shown(folder: str) -> str:
+    """A folder's name as the name of an account has to be: whatever a file system allows, in characters that show."""
+    return " ".join(unicodedata.normalize("NFC", plain(folder, most=100)).split())
 
 
 def _book(run: Run, folder: Path | None, *, new: bool) -> Ledger:

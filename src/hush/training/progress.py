@@ -95,7 +95,7 @@ def announce(plan: Plan, *, resumed: bool, accountant: Accountant = "pld") -> No
     size, noise, cost = plan.lots, plan.noise_at(0), ""
     if plan.budget is not None:
         epsilon = rounded_up(plan.epsilon(delta=plan.budget.delta, accountant=accountant).upper)
-        cost = f": epsilon {epsilon} of {plan.budget.epsilon:g} at delta {plan.budget.delta:g}"
+        cost = f": epsilon {epsilon} of {plan.budget.epsilon:g} at delta {rounded_up(plan.budget.delta, 6)}"
     print(
         f"{'resuming' if resumed else 'training'}: {plan.steps:,} steps on about {size.lot_size:,} of "
         f"{size.examples:,} records each, noise multiplier {noise:.4g}{cost}",

@@ -6,7 +6,7 @@ from typing import Any
 
 from torch import nn
 
-from hush.accounting import Bounds
+from hush.accounting import Bounds, rounded_up
 from hush.report import Report, Statement
 
 
@@ -31,7 +31,9 @@ class Result:
 
     def __repr__(self) -> str:
         guarantee = (
-            f"epsilon {self.epsilon} at delta {self.statement.delta:g}" if self.statement.private else "NOT PRIVATE"
+            f"epsilon {self.epsilon} at delta {rounded_up(self.statement.delta, 6)}"
+            if self.statement.private
+            else "NOT PRIVATE"
         )
         return f"Result({self.ended} after {self.steps} steps, {guarantee}, measured {self.measured})"
 

@@ -64,8 +64,8 @@ class Run:
 
 
 def _a_path(name: str, value: str | PathLike[str]) -> Path:
-    """The path; refused where it names nothing."""
+    """The path from the root, whatever becomes of the working directory; refused where it names nothing."""
     path = os.fspath(value)
     if not path or "\0" in path:
         raise ValueError(f"{name} must be a path, got {path!r}")
-    return Path(path)
+    return Path(path).absolute()

@@ -1,6 +1,8 @@
 """A run's folder: held by one run, its checkpoint, its trained model, and what is put back when it is resumed."""
 
+import errno
 import io
+import os
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
@@ -22,7 +24,8 @@ from hush.training.run import Run
 from hush.training.warnings import PrivacyWarning
 
 CHECKPOINT, MODEL = "checkpoint", "model.pt"
-_TRACES = (MODEL, "report.html", "report.json", "report.txt", "ledger.hush")
+_WRITTEN = (MODEL, "report.html", "report.json", "report.txt")
+_TRACES = (*_WRITTEN, "ledger.hush")
 
 
 @contextmanager
@@ -32,6 +35,7 @@ def held(folder: Path | None) -> Iterator[None]:
         try:
             if folder is not None:
                 stack.enter_context(owned.held(folder))
+                _must_take_a_checkpoint(folder / CHECKPOINT)
         except OSError as error:
             why = error.strerror or str(error)
             raise ValueError(
@@ -59,6 +63,8 @@ def find_saved(folder: Path | None, *, resume: bool) -> Checkpoint | None:
     if not checkpoints.exists(folder / CHECKPOINT):
         if resume:
             _say_what_is_lost(folder)
+        else:
+            _must_overwrite_nothing(folder)
         return None
     saved = checkpoints.load(folder / CHECKPOINT)
     if resume:
@@ -156,6 +162,24 @@ def write_model(folder: Path, model: nn.Module) -> Path:
     torch.save(tensors_of(model), buffer)
     owned.write_whole(folder / MODEL, buffer.getbuffer())
     return folder / MODEL
+
+
+def _must_take_a_checkpoint(place: Path) -> None:
+    """An OSError where none could be written, which would else come after the first charge."""
+    if place.is_symlink() or place.exists():
+        os.close(os.open(place, os.O_RDONLY | os.O_DIRECTORY))
+        if not os.access(place, os.W_OK | os.X_OK):
+            raise PermissionError(errno.EACCES, "its checkpoint folder cannot be written", str(place))
+
+
+def _must_overwrite_nothing(folder: Path) -> None:
+    """Files of these names that no checkpoint of a run lies beside are somebody else's."""
+    taken = [name for name in _WRITTEN if (folder / name).is_file()]
+    if taken:
+        raise ValueError(
+            f"expected a folder of its own for the run; came {folder}, which holds {', '.join(taken)} and no "
+            "checkpoint, and the run would write over that; choose another folder"
+        )
 
 
 def _say_what_is_lost(folder: Path) -> None:

@@ -97,9 +97,9 @@ class Trainer:
         self.preprocessing = "none" if self.plan.access is None else "done"
         self._save()
 
-    def _open(self) -> Any:
+    def _open(self, distance: float) -> Any:
         self._warn(try_held_out(self.model, self.loader, self.held_out, self.device))
-        self._take(open_charged(self.plan, self.run, self.folder, self._known_by()))
+        self._take(open_charged(self.plan, self.run, self.folder, self._known_by(), distance=distance))
         if self.plan.access is not None:
             self._save()  # on record as begun: after a crash in it nobody does it a second time for one price
         return self.charged.account

@@ -10,7 +10,7 @@ import math
 from dataclasses import dataclass, replace
 
 import numpy as np
-from scipy.optimize import isotonic_regression
+import scipy
 
 from hush.accounting.events import Gaussian, Mechanism
 from hush.accounting.pld import pilot
@@ -136,7 +136,7 @@ def _narrow(base: Curve, count: int, step: float) -> Grid | None:
     settled = settle(lowered, int(np.searchsorted(ratios, 1.0)))
     if settled is None:
         return None
-    fitted = isotonic_regression(_slopes(settled, ratios, step))
+    fitted = scipy.optimize.isotonic_regression(_slopes(settled, ratios, step))
     slope = np.concatenate([[-1.0], np.clip(fitted.x, -1.0, 0.0), [0.0]])
     # A slope is off by 4 units, a mean of pooled slopes by as many units more as it has terms.
     pooled = np.repeat(np.diff(fitted.blocks), np.diff(fitted.blocks))

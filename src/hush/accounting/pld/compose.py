@@ -10,8 +10,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
+import scipy
 from numpy.typing import NDArray
-from scipy import fft
 
 from hush.accounting.pld.curves import UNIT, Array
 from hush.accounting.pld.discretise import Grid
@@ -82,7 +82,7 @@ def compose(grids: Sequence[tuple[Grid, int]], window: Window) -> Tail:
         rest = tilted.copy()
         rest[largest] = 0.0
         total = float(np.sum(rest))
-        excess = fft.rfft(_folded(rest, -largest, size)) - total
+        excess = scipy.fft.rfft(_folded(rest, -largest, size)) - total
         logs, vanishing = _log1p(excess, _NEGLIGIBLE / count)
         dead |= vanishing
         log_power += count * logs
@@ -105,7 +105,7 @@ def compose(grids: Sequence[tuple[Grid, int]], window: Window) -> Tail:
     power = np.where(dead, 0.0, np.exp(np.where(dead, 0.0, log_power)))
     start = round((window.low - shift) / step)
     high = window.low + step * (size - 1)
-    masses = np.roll(fft.irfft(power, size), -((start - offset) % size))
+    masses = np.roll(scipy.fft.irfft(power, size), -((start - offset) % size))
     # Parseval: errors of the spectrum, in the 2-norm, are errors of the masses times sqrt(size).
     spectral = float(np.linalg.norm(phase_error * np.abs(power))) * 8 * UNIT + math.exp(_NEGLIGIBLE) * math.sqrt(size)
     spectral += _FFT * UNIT * math.log2(size) * float(np.linalg.norm(power))

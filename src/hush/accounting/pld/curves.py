@@ -10,8 +10,8 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 import numpy as np
+import scipy
 from numpy.typing import NDArray
-from scipy.special import erfcx, ndtr
 
 from hush.accounting.events import (
     DiscreteGaussian,
@@ -80,12 +80,17 @@ def of_mechanism(mechanism: Mechanism) -> Curve:
     """The dominating pair of one mechanism: shifted noise, or outcomes that can be counted."""
     match mechanism:
         case Gaussian(noise):
-            return _mirrored(lambda epsilons: gaussian_call(epsilons, 1 / noise))
+            return gaussian(1 / noise)
         case Laplace(noise):
             return _mirrored(lambda epsilons: _laplace_call(epsilons, 1 / noise))
         case PureDP() | RandomisedResponse() | DiscreteLaplace() | DiscreteGaussian():
             return _of_outcomes(outcomes(mechanism))
     raise refuse(mechanism)
+
+
+def gaussian(mean: float) -> Curve:
+    """N(mean, 1) against N(0, 1): also many Gaussians together, whose noise may lie below what an event may have."""
+    return _mirrored(lambda epsilons: gaussian_call(epsilons, mean))
 
 
 def _of_outcomes(found: Outcomes) -> Curve:
@@ -192,8 +197,10 @@ def gaussian_call(epsilons: Array, mean: float) -> Evaluated:
     b = epsilons / mean + mean / 2
     density = np.exp(-0.5 * a * a)
     far = a >= 0
-    tail = np.where(far, 0.5 * density * erfcx(np.where(far, a, 0.0) / np.sqrt(2)), ndtr(-a))
-    value = np.maximum(tail - 0.5 * density * erfcx(b / np.sqrt(2)), 0.0)
+    tail = np.where(
+        far, 0.5 * density * scipy.special.erfcx(np.where(far, a, 0.0) / np.sqrt(2)), scipy.special.ndtr(-a)
+    )
+    value = np.maximum(tail - 0.5 * density * scipy.special.erfcx(b / np.sqrt(2)), 0.0)
     # In units: a and b are off by 2 (|a| + b) (quotient, half, difference, the rounded mean), so the exponential by
     # 2 |a| (|a| + b) + a^2 + 2; erfcx and ndtr by at most 8 (measured in the tests), products by 3; the second term is
     # no larger than the first. Together 26 + 6 a^2 + 4 |a| b, and b >= |a|. What is left, 6 + 8 b mean, pays for an

@@ -10,7 +10,7 @@ import math
 from dataclasses import dataclass, field, replace
 
 import numpy as np
-from scipy.optimize import isotonic_regression
+import scipy
 
 from hush.accounting.pld.curves import UNIT, Array, Curve
 
@@ -194,7 +194,7 @@ def _minorant(knots: Array, losses: Array, steps: Array) -> Array:
     rise[calls - 1] += np.expm1(losses[calls - 1])
     slopes = rise / widths
     slopes[: calls - 1] -= 1.0
-    fitted = isotonic_regression(slopes, weights=widths)
+    fitted = scipy.optimize.isotonic_regression(slopes, weights=widths)
     pooled = np.repeat(np.diff(fitted.blocks), np.diff(fitted.blocks))
     slope = np.concatenate([[-1.0], np.clip(fitted.x, -1.0, 0.0), [0.0]])
     round_off = UNIT * np.concatenate([[8], 8 + 2 * pooled, [8]]) * np.abs(slope)

@@ -7,7 +7,7 @@ that is a little off, the sum is the call at R(x): wrong by at most |R(x) - t| t
 """
 
 import numpy as np
-from scipy.special import gammaln, ndtr
+import scipy
 
 from hush.accounting.pld.curves import UNIT, Array, Curve, Evaluated, gaussian_call
 
@@ -19,9 +19,9 @@ def group(size: int, rate: float, noise: float) -> Curve:
     """The curve of `size` records together, 0 < rate < 1."""
     entered = np.arange(1, size + 1, dtype=np.float64)
     log_chances = (
-        gammaln(size + 1)
-        - gammaln(entered + 1)
-        - gammaln(size - entered + 1)
+        scipy.special.gammaln(size + 1)
+        - scipy.special.gammaln(entered + 1)
+        - scipy.special.gammaln(size - entered + 1)
         + entered * np.log(rate)
         + (size - entered) * np.log1p(-rate)
     )
@@ -29,7 +29,7 @@ def group(size: int, rate: float, noise: float) -> Curve:
     entered, log_chances = entered[kept], log_chances[kept]
     none = size * np.log1p(-rate)
     # gammaln and the logs lose a few units of the size of their values.
-    relative = UNIT * (64 + 16 * (float(gammaln(size + 1)) + size * abs(np.log(rate))))
+    relative = UNIT * (64 + 16 * (float(scipy.special.gammaln(size + 1)) + size * abs(np.log(rate))))
 
     def outputs(epsilons: Array) -> tuple[Array, Array]:
         """The x with R(x) = e^epsilon, by Newton from above on a convex function, and a bound on |R(x) - e^epsilon|.
@@ -55,13 +55,13 @@ def group(size: int, rate: float, noise: float) -> Curve:
     def call(epsilons: Array) -> Evaluated:
         x, off = outputs(epsilons)
         value, error = _terms(x, put=False)
-        return value, error + 2 * off * ndtr(-x / noise)
+        return value, error + 2 * off * scipy.special.ndtr(-x / noise)
 
     def put(epsilons: Array) -> Evaluated:
         inside = epsilons > none
         x, off = outputs(np.where(inside, epsilons, 0.0))
         value, error = _terms(x, put=True)
-        return np.where(inside, value, 0.0), np.where(inside, error + 2 * off * ndtr(x / noise), 0.0)
+        return np.where(inside, value, 0.0), np.where(inside, error + 2 * off * scipy.special.ndtr(x / noise), 0.0)
 
     def _terms(x: Array, *, put: bool) -> Evaluated:
         value, error = np.zeros_like(x), np.full_like(x, size * _NEGLIGIBLE)

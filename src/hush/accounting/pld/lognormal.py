@@ -10,8 +10,8 @@ second lowers it, and both carry over to sums of independent ratios.
 from dataclasses import dataclass
 
 import numpy as np
+import scipy
 from numpy.typing import NDArray
-from scipy.special import ndtr, ndtri
 
 from hush.accounting.pld.curves import Array, Curve, Evaluated
 
@@ -53,7 +53,7 @@ class _Span:
 
 def gaussian_mean(noise: float, lots: int, farthest: float) -> Curve:
     """The curve of the mean of `lots` ratios, from above; its `lower` is the one from below."""
-    least = float(np.exp(np.clip(ndtri(_NEVER ** (1 / lots)) / noise - 0.5 / noise**2, -600.0, -4.0)))
+    least = float(np.exp(np.clip(scipy.special.ndtri(_NEVER ** (1 / lots)) / noise - 0.5 / noise**2, -600.0, -4.0)))
     span = _Span(noise, least, farthest)
     edges = span.edges(1)
     cells = _cells(noise, edges)
@@ -72,7 +72,11 @@ def _cells(noise: float, edges: Array) -> tuple[Array, Array]:
 
 def _between(z: Array) -> Array:
     low, high = z[:-1], z[1:]
-    masses: Array = np.where(low > 0, ndtr(-low) - ndtr(-high), ndtr(high) - ndtr(low))
+    masses: Array = np.where(
+        low > 0,
+        scipy.special.ndtr(-low) - scipy.special.ndtr(-high),
+        scipy.special.ndtr(high) - scipy.special.ndtr(low),
+    )
     return masses
 
 

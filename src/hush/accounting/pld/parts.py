@@ -41,7 +41,7 @@ def parts_of_event(event: Event, *, delta: float) -> list[Part]:
             case _:
                 found.append(Part(_curve(mechanism, delta / count), count))
     if squared_mean > 0:
-        found.append(Part(curves.of_mechanism(Gaussian(1 / math.sqrt(squared_mean))), 1))
+        found.append(Part(curves.gaussian(math.sqrt(squared_mean)), 1))
     if rho > 0:
         found.append(Part(curves.concentrated(rho), 1))
     return found
@@ -58,7 +58,7 @@ def _curve(mechanism: Event, delta: float) -> Curve:
         case PoissonSampled(rate, inner):
             return curves.sampled(curves.of_mechanism(inner), rate)
         case WithoutReplacement(lot_size, examples, Gaussian(noise)):
-            return curves.without_replacement(curves.of_mechanism(Gaussian(noise / 2)), lot_size / examples)
+            return curves.without_replacement(curves.gaussian(2 / noise), lot_size / examples)
         case Grouped(size, PoissonSampled(rate, Gaussian(noise))):
             return group(size, rate, noise)
         case Allocated(lots, inner):

@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
-from scipy.special import erfcx
+import scipy
 
 from hush.accounting.pld.compose import Window
 from hush.accounting.pld.curves import Array, Curve
@@ -51,7 +51,9 @@ class Saddle:
     def weight(self) -> float:
         """E[e^(-tilt X) (1 - e^-X)+] for a centred normal X of the saddle's deviation."""
         scale = max(self.deviation, 1e-300) / math.sqrt(2)
-        return max(0.5 * float(erfcx(self.tilt * scale) - erfcx((self.tilt + 1) * scale)), 1e-300)
+        return max(
+            0.5 * float(scipy.special.erfcx(self.tilt * scale) - scipy.special.erfcx((self.tilt + 1) * scale)), 1e-300
+        )
 
     @property
     def log_delta(self) -> float:

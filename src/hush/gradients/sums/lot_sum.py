@@ -27,9 +27,12 @@ class LotSum:
     """
 
     def __init__(self) -> None:
+        self.additions = 0
+        """Of batches, begun or done: it tells after an error whether anything was added."""
         self.clear()
 
     def clear(self) -> None:
+        self._torn = False
         self._tensors: dict[str, Tensor] | None = None
         self._count: BoundedSum | None = None
         self._borrowed = False
@@ -48,7 +51,16 @@ class LotSum:
             self.add(batch.total, clip, borrowed=True)
             return
         _check_bounds(batch.total, clip)
+        self.additions += 1
         self._later = batch
+
+    def must_be_whole(self) -> None:
+        """Refuse a sum in which an addition was interrupted."""
+        if self._torn:
+            raise RuntimeError(
+                "a batch was interrupted while it was added, and is in the sum in part: begin the lot again with "
+                "private.restart(), or give it up with private.abandon()"
+            )
 
     def keep(self) -> None:
         """Compute what was put off and copy what is borrowed, before its owner overwrites it."""
@@ -63,6 +75,12 @@ class LotSum:
         """Add a batch; of `borrowed` tensors the owner must call `keep` before it writes into them again."""
         self._compute()
         _check_bounds(batch, clip)
+        self.additions += 1
+        self._torn = True
+        self._add(batch, borrowed)
+        self._torn = False
+
+    def _add(self, batch: BoundedSum, borrowed: bool) -> None:
         if self._tensors is None:
             self._tensors, self._borrowed = {name: t.detach() for name, t in batch.tensors.items()}, borrowed
             self._count = batch.count
@@ -88,8 +106,9 @@ class LotSum:
     def _compute(self) -> None:
         if self._later is not None:
             self._later.compute()  # if it fails it stays to be computed: its tensors hold an older lot's sum
-            total, self._later = self._later.total, None
+            total = self._later.total
             self._tensors, self._count, self._borrowed = dict(total.tensors), total.count, True
+            self._later = None  # last: until then it is computed again, and never lost
 
 
 def _check_bounds(batch: BoundedSum, clip: Clip) -> None:

@@ -71,11 +71,11 @@ def _write(  # type: ignore[no-untyped-def]
         out = tl.load(addresses + tensors + segment).to(tl.pointer_type(Out)) + (first - start)
         deviation = tl.load(addresses + 2 * tensors + segment).to(tl.float64, bitcast=True).to(tl.float32)
         if high - low == numbers.shape[0]:  # nearly everywhere in a large model: nothing to ask for each number
-            value = ((tl.load(total + at) + deviation * numbers) * scale).to(Out)
+            value = ((tl.load(total + at) + deviation * numbers) * scale).to(tl.float32).to(Out)
             tl.store(out + at, value)
         else:
             inside = (at >= low) & (at < high)
-            value = ((tl.load(total + at, mask=inside, other=0.0) + deviation * numbers) * scale).to(Out)
+            value = ((tl.load(total + at, mask=inside, other=0.0) + deviation * numbers) * scale).to(tl.float32).to(Out)
             tl.store(out + at, value, mask=inside)
         segment += 1
         start = after
