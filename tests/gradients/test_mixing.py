@@ -2,6 +2,7 @@
 
 import random
 from collections.abc import Callable
+from contextlib import nullcontext
 
 import pytest
 import torch
@@ -94,6 +95,19 @@ def test_mixing_that_begins_at_a_size_is_refused_there(later: Tensor) -> None:
         gradients.clipped_sum((of(8, seed=seed),), FlatClip(1.0))
     with pytest.raises(MixedExamples):
         gradients.clipped_sum((later,), FlatClip(1.0))
+
+
+@pytest.mark.parametrize("mixes", [True, False])
+def test_a_cache_by_content_is_refused_if_it_remembers_the_batch(mixes: bool) -> None:
+    kept: dict[bytes, Tensor] = {}
+
+    def losses(model: nn.Module, x: Tensor) -> Tensor:
+        for row in x:
+            kept.setdefault(row.numpy().tobytes(), row - (x if mixes else row).mean(0))
+        return squares(model, torch.stack([kept[row.numpy().tobytes()] for row in x]))
+
+    with pytest.raises(MixedExamples, match="remembers") if mixes else nullcontext():
+        Gradients(losses, network()).clipped_sum((of(8),), FlatClip(1.0))
 
 
 def test_mixing_at_the_given_weights_alone_is_no_rounding() -> None:

@@ -14,7 +14,7 @@ from hush.clipping.clips import Clip
 from hush.errors import NotSupported
 from hush.gradients import reference
 from hush.gradients.analysis.analyst import Analyst
-from hush.gradients.analysis.function import Function
+from hush.gradients.analysis.function import Function, is_recorded
 from hush.gradients.analysis.plan import ParameterRow
 from hush.gradients.graph import read
 from hush.gradients.inputs import Inputs as Inputs
@@ -168,10 +168,8 @@ class Gradients:
 
     def _look(self, inputs: Inputs) -> None:
         """Independence again on the second, fourth, eighth batch, and on some later ones that nobody chooses."""
-        if torch._C._len_torch_dispatch_stack() or (
-            torch.cuda.is_available() and torch.cuda.is_current_stream_capturing()
-        ):
-            return  # what is traced or recorded has no values; the same was looked at right before
+        if is_recorded():
+            return
         self._batches += 1
         power = self._batches > 1 and self._batches & (self._batches - 1) == 0
         if power or self._looks.random() < _LOOKS * (self._batches > 1):

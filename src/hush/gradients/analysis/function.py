@@ -134,6 +134,12 @@ def _seed(seed: int) -> None:
         sys.modules["numpy"].random.seed(seed)
 
 
+def is_recorded() -> bool:
+    """Whether this is traced or captured: what has no values cannot be tested; the same was tested right before."""
+    capturing = torch.cuda.is_available() and torch.cuda.is_current_stream_capturing()
+    return bool(torch._C._len_torch_dispatch_stack()) or capturing
+
+
 def _generators() -> tuple[object, ...]:
     """Where the default generators stand."""
     numpy = sys.modules.get("numpy")

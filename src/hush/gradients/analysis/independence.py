@@ -25,6 +25,8 @@ _REMEDY = (
     "example, or leave them out"
 )
 _JITTER = 0.1
+_HAIR, _SEEN = 1e-9, 1e-3
+"""What rows are moved by to be new ones, and what moves a loss more than that does."""
 _APART = 5e-2
 """What half precision may move a sum of gradients by, of its largest entry."""
 _DRAWN = (0.001, 0.25, 0.5, 0.75, 0.999)
@@ -37,6 +39,7 @@ def check(function: Function, inputs: Inputs, rows: Tensor) -> list[str]:
     notes = _refuse_state(function, few)
     notes += _refuse_moving(function, few, variants(few, others))
     notes += _refuse_moving(function, few, ordinary(few, others), _JITTER)
+    notes += _refuse_memory(function, few, others)
     if inputs.rows > 3:
         notes += _refuse_moving(function, inputs, halves(inputs))
         _refuse_backward(function, inputs)
@@ -70,6 +73,30 @@ def _refuse_state(function: Function, few: Inputs) -> list[str]:
     return ["losses differ by rounding from call to call: kernels are not deterministic"]
 
 
+def _refuse_memory(function: Function, few: Inputs, others: Inputs) -> list[str]:
+    """Rows that were never seen, a hair off each time, so that nothing a cache remembers of an example is met again."""
+    weights = function.jittered(double=True, by=0.0)
+
+    def losses(inputs: Inputs, hairs: int) -> Tensor:
+        moved = inputs.map_tensors(lambda t: t.double() * (1 + hairs * _HAIR) if is_real(t) else t)
+        return function.trial(moved, weights).double()
+
+    try:
+        with torch.no_grad(), SameDraws():
+            before = losses(few, 1)
+            for number, variant in enumerate(ordinary(few, others)):
+                after = losses(variant.inputs, number + 2)
+                moves = ((after - before).abs() / (1 + before.abs()))[variant.kept]
+                if bool((moves > _SEEN).any()):
+                    raise MixedExamples(
+                        "the loss of an example that was not seen before depends on the rows beside it: losses_of, or "
+                        f"what it calls, remembers what it computed from earlier batches. {_REMEDY}"
+                    )
+    except (RuntimeError, NotImplementedError, TypeError, LookupError, ArithmeticError) as problem:
+        return [f"not tested in float64: {type(problem).__name__}"]
+    return []
+
+
 Move = tuple[int, Variant]
 """A seed, and a variant in which a loss that should stay moved under it."""
 
@@ -96,7 +123,7 @@ def _moving(
                 reference = function.trial(inputs, weights, seed=here).detach()
             try:
                 losses = function.trial(variant.inputs, weights, seed=here).detach()
-            except (RuntimeError, ValueError, AssertionError, ArithmeticError, IndexError):
+            except (RuntimeError, ValueError, AssertionError, ArithmeticError, LookupError):
                 continue  # a function may refuse rows; a refusal releases nothing
             if not _equal(losses[variant.kept], reference[variant.kept]):
                 found.append((here, variant))
