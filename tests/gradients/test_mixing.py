@@ -97,6 +97,34 @@ def test_mixing_that_begins_at_a_size_is_refused_there(later: Tensor) -> None:
         gradients.clipped_sum((later,), FlatClip(1.0))
 
 
+class Staged(nn.Linear):
+    """Centres its inputs in a later stage, or where its bias is trained."""
+
+    centred = False
+
+    def forward(self, input: Tensor) -> Tensor:
+        mixes = self.centred or (self.bias is not None and self.bias.requires_grad) or input.dtype == torch.float64
+        return super().forward((input - input.mean(0) if mixes else input).float())
+
+
+@pytest.mark.parametrize("switch", ["a module's attribute", "what is frozen", "a dtype"])
+def test_mixing_that_a_switch_turns_on_is_refused_there(switch: str) -> None:
+    model, later = Staged(4, 3), of(8, seed=2)
+    model.bias.requires_grad_(False)
+    model.centred = False
+    gradients = Gradients(squares, model, look_seed=0)
+    for seed in range(2):
+        gradients.clipped_sum((of(8, seed=seed),), FlatClip(1.0))
+    if switch == "a dtype":
+        later = later.double()
+    elif switch == "what is frozen":
+        model.bias.requires_grad_(True)
+    else:
+        model.centred = True
+    with pytest.raises(MixedExamples):
+        gradients.clipped_sum((later,), FlatClip(1.0))
+
+
 @pytest.mark.parametrize("mixes", [True, False])
 def test_a_cache_by_content_is_refused_if_it_remembers_the_batch(mixes: bool) -> None:
     kept: dict[bytes, Tensor] = {}
