@@ -8,35 +8,31 @@ from hush.gradients.inputs import Inputs, choices, device, sizes
 
 
 class Tests:
-    """Independence of the examples: on the first batch, in every mode, at new sizes and settings, and at looks."""
+    """Independence of the examples: on the first batch, in every setting, at new sizes, and at looks."""
 
     def __init__(self, function: Function) -> None:
         self._function = function
-        self._mode: object = None
+        self._settings: set[object] = set()
         self._least: tuple[int, ...] = ()
         self._most: tuple[int, ...] = ()
-        self._seen: set[object] = set()
         self.rows = 0
-        """Rows on which independence was tested first."""
+        """Rows on which independence was tested last."""
         self.looks = 0
 
     def test(self, inputs: Inputs) -> list[str]:
-        """Refuses a function whose examples mix; looks at sizes and settings that were not met. Returns notes."""
-        mode = tuple(module.training for module in self._function.model.modules())
-        met = (inputs.rows, *sizes(inputs))
-        if self.rows < min(3, inputs.rows) or mode != self._mode:
+        """Refuses a function whose examples mix; looks at sizes beyond those that were met. Returns notes."""
+        met, setting = (inputs.rows, *sizes(inputs)), self._setting(inputs)
+        if self.rows < min(3, inputs.rows) or setting not in self._settings:
             with undisturbed(device(inputs)):
                 with torch.no_grad():
                     losses = self._function.trial(inputs)
                 notes = independence.check(self._function, inputs, next(choices(inputs.rows, losses)))
-            self.rows, self._mode = inputs.rows, mode
+            self.rows = inputs.rows
+            self._settings.add(setting)
             self._least = self._most = met
-            self._seen = {self._settings(inputs)}
             return notes
-        settings = self._settings(inputs)
-        if (self._beyond(met) or settings not in self._seen) and not is_recorded():
+        if self._beyond(met) and not is_recorded():
             self.look_again(inputs, sum(met))
-            self._seen.add(settings)
             if len(met) != len(self._most):
                 self._least = self._most = met
             self._least = tuple(map(min, self._least, met))
@@ -53,14 +49,13 @@ class Tests:
             independence.look_again(self._function, inputs, rows, draw)
         self.looks += 1
 
-    def _settings(self, inputs: Inputs) -> object:
-        """What may switch a branch and is cheap to see: switches of modules, what is frozen, dtypes."""
-        model = self._function.model
-        switches = [
-            value for module in model.modules() for value in vars(module).values() if type(value) in (bool, str)
-        ]
-        frozen = [param.requires_grad for param in model.parameters()]
-        return tuple(switches), tuple(frozen), tuple(tensor.dtype for _, tensor in inputs.tensors())
+    def _setting(self, inputs: Inputs) -> object:
+        """What may turn a branch and is cheap to see: switches of modules (train() is one), what is frozen, dtypes."""
+        found: list[object] = [tensor.dtype for _, tensor in inputs.tensors()]
+        for module in self._function.model.modules():
+            found += [value for value in vars(module).values() if type(value) in (bool, str)]
+            found += [param is None or param.requires_grad for param in module._parameters.values()]
+        return tuple(found)
 
     def _beyond(self, met: tuple[int, ...]) -> bool:
         """Whether some size is smaller or larger than all that were met: what begins at a size begins there."""
