@@ -265,7 +265,8 @@ def page(results: Path) -> str:
     ]
     for name, result in found.items():
         parts += ["", *SECTIONS[name](result)]
-    parts += ["", *cifar10(results)]
+    if (results / "fig6_cifar.json").exists():
+        parts += ["", *cifar10(results)]
     return "\n".join(parts) + "\n"
 
 

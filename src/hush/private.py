@@ -152,11 +152,11 @@ class Private(Spoken):
         try:
             rows = self._watch.rows(batch, inputs, named)
             if self.captured is not None:
-                self._watch.before(rows, lot.step)
+                self._watch.before(rows, lot.step, batch)
                 self.captured.add(self._sum, rows, batch, due)
                 return
             self._guard.must_train(due.parameters)
-            self._watch.before(rows, lot.step)
+            self._watch.before(rows, lot.step, batch)
             mask = batch.counting(self._device)
             clipped = self.gradients.clipped_sum(rows, due.clip, mask=mask, rows=batch.size)
             self._guard.after_forward()

@@ -9,7 +9,8 @@ import pytest
 import torch
 from support.small_fit import BUDGET, blobs, network, run
 from support.small_job import Crash, job, same, train
-from torch import nn
+from torch import Tensor, nn
+from torch.nn import functional as F
 
 from hush.accounting import Budget
 from hush.captured.lot import CapturedRun
@@ -65,11 +66,17 @@ def test_a_batch_that_does_not_fit_is_halved_until_it_does(little_memory: int) -
         "data": blobs(32_768), "lot_size": 16_384, "epochs": 3, "seed": 3, "device": "cuda",
         "budget": Budget(epsilon=3.0, delta=1e-6),
     }  # fmt: skip
-    halved = run(wide(), batch_size=16_384, **settings)
-    size = halved.statement.facts["batch_size"]
-    assert halved.ended == "finished" and halved.steps == 6 and size < 16_384, "16,384 rows cannot fit in 1 GiB"
+    sizes: list[int] = []
+
+    def losses(out: Tensor, y: Tensor) -> Tensor:
+        sizes.append(len(y))
+        return F.cross_entropy(out, y, reduction="none")
+
+    halved = run(wide(), batch_size=16_384, loss=losses, **settings)
+    assert halved.ended == "finished" and halved.steps == 6
+    assert 16_384 in sizes and sizes[-1] < 16_384, "16,384 rows cannot fit in 1 GiB"
     torch.cuda.set_per_process_memory_fraction(1.0)
-    close(halved.model, run(wide(), batch_size=size, **settings).model)
+    close(halved.model, run(wide(), batch_size=sizes[-1], **settings).model)
 
 
 def test_a_seeded_run_on_a_gpu_resumes_as_if_it_had_not_been_interrupted(tmp_path: Path) -> None:

@@ -5,18 +5,19 @@ nothing of the data. Nothing of the model is changed: buffers and random states 
 """
 
 import math
-import random
+import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor, nn
 
+from hush.checks.company import refuse_by_chance, refuse_by_number
 from hush.checks.guards import is_public, owner_of, refuse_mixing, written_parameter
 from hush.checks.kept import refuse_kept, what_is_kept
-from hush.checks.neighbours import drawn, extremes, replaced
+from hush.checks.neighbours import NOT_FINITE, drawn, extremes, replaced
+from hush.checks.passes import is_random, run, same, seed_all, undisturbed
 from hush.clipping.clips import FlatClip
 from hush.errors import MixedExamples
 from hush.gradients.engine import Gradients, Inputs
@@ -24,12 +25,19 @@ from hush.gradients.engine import Gradients, Inputs
 _FEW = 4  # examples in the slow loop
 _LEAST = 1e-9  # smaller gradients cannot be told from zero
 _MOST = 32  # drawn rows
+_UNCLIPPED = 1e9  # more than any gradient of drawn rows
 
 MIXES = (
     "the loss of an example changes when other examples of the batch are replaced (in its value or its gradient). In "
     "private training it may depend on that example and the parameters alone: no statistics over the batch, no "
     "decision by what is in it (`if x.max() > 1`, `if losses.isfinite().all()`), no pairs of examples, no term for the "
     "batch as a whole. Compute such terms example by example, or leave them out"
+)
+
+SPOILS = (
+    "an example that is not finite spoils the gradients of the others on the way backwards (0 times infinity in a "
+    "function of one's own or a compiled part, a hook that looks at the whole gradient). Make the inputs finite row by "
+    "row in losses_of (x.nan_to_num(0, 0, 0)), or leave that part out; Machine(compile=True) compiles a plain model"
 )
 
 
@@ -78,13 +86,13 @@ def check_gradients(gradients: Gradients, given: Inputs, public_buffers: Sequenc
     odd = torch.arange(many) % 2 == 1
     with undisturbed(model) as buffers, _full_precision():
         before = what_is_kept(model)
-        losses = _run(gradients, one)
+        losses = run(gradients, one)
         _check_buffers(model, buffers, public_buffers)
         refuse_kept(model, before, public_buffers)
         _check_coverage(losses, parameters)
         tolerance = _tolerance(losses)
-        first, again = _outcome(losses, ~odd, parameters), _outcome(_run(gradients, one), ~odd, parameters)
-        if not _same(first, again, tolerance):
+        first, again = _outcome(losses, ~odd, parameters), _outcome(run(gradients, one), ~odd, parameters)
+        if not same(first, again, tolerance):
             raise MixedExamples(
                 "losses_of keeps state between calls: the losses of the same inputs under the same random state differ "
                 "between two calls, because the forward pass remembers earlier batches, or draws random numbers from "
@@ -93,10 +101,14 @@ def check_gradients(gradients: Gradients, given: Inputs, public_buffers: Sequenc
             )
         for rows in (odd, ~odd):
             usual = _outcome(losses, ~rows, parameters)
-            if not _same(usual, _outcome(_run(gradients, replaced(one, other, rows)), ~rows, parameters), tolerance):
+            if not same(usual, _outcome(run(gradients, replaced(one, other, rows)), ~rows, parameters), tolerance):
                 raise MixedExamples(MIXES)
+        if is_random(gradients, one):
+            refuse_by_chance(gradients, one, other, tolerance)
+        refuse_by_number(gradients, one, 50 * tolerance)
         _check_extremes(gradients, one, losses, parameters, tolerance)
         _check_engine(gradients, one, losses, parameters, 50 * tolerance)
+        _check_backward(gradients, one, 50 * tolerance)
 
 
 def _check_extremes(
@@ -109,13 +121,37 @@ def _check_extremes(
         usual = _outcome(losses, ~replace, parameters)
         for _, strange in extremes(one):
             try:
-                found = _outcome(_run(gradients, replaced(one, strange, replace)), ~replace, parameters)
+                found = _outcome(run(gradients, replaced(one, strange, replace)), ~replace, parameters)
             except Exception:
                 continue  # a model that does not accept such a row; the run would end there, and release nothing
             # Where a strange row has no finite gradient, 0 * inf spoils the sum of all: then the losses decide.
             finite = all(bool(part.isfinite().all()) for part in found)
-            if not _same(usual if finite else usual[:1], found if finite else found[:1], tolerance):
+            if not same(usual if finite else usual[:1], found if finite else found[:1], tolerance):
                 raise MixedExamples(MIXES)
+
+
+def _check_backward(gradients: Gradients, one: Inputs, tolerance: float) -> None:
+    """The engine's sum of all rows but the last, which is as no record looks: its gradient must not touch theirs.
+
+    `_outcome` never sends the last row's gradient backwards, so that hooks and functions of one's own would not see it.
+    """
+    one = one.take(torch.arange(min(one.rows, 2 * _FEW)))
+    last = torch.arange(one.rows) == one.rows - 1
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        usual = _sums(gradients, one, FlatClip(_UNCLIPPED), mask=~last)
+        for kind, strange in extremes(one):
+            try:
+                found = _sums(gradients, replaced(one, strange, last), FlatClip(_UNCLIPPED), mask=~last)
+            except Exception:
+                continue  # a model that does not accept such a row
+            if not same([_joined(usual)], [_joined(found)], tolerance):
+                raise MixedExamples(SPOILS if kind in NOT_FINITE else MIXES)
+
+
+def _joined(tensors: Mapping[str, Tensor]) -> Tensor:
+    """All in one vector: a parameter whose gradient is nothing but rounding is small beside the others."""
+    return torch.cat([tensor.flatten() for tensor in tensors.values()])
 
 
 def largest_movement(gradients: Gradients, given: Inputs) -> float:
@@ -146,42 +182,36 @@ def largest_movement(gradients: Gradients, given: Inputs) -> float:
     return found
 
 
-def _sums(gradients: Gradients, inputs: Inputs, clip: FlatClip) -> dict[str, Tensor]:
-    torch.manual_seed(0)
-    return {name: value.double() for name, value in gradients.clipped_sum(inputs, clip).tensors.items()}
+def _sums(gradients: Gradients, inputs: Inputs, clip: FlatClip, mask: Tensor | None = None) -> dict[str, Tensor]:
+    seed_all(0)
+    mask = None if mask is None else mask.to(next(gradients.model.parameters()).device)
+    return {name: value.double() for name, value in gradients.clipped_sum(inputs, clip, mask=mask).tensors.items()}
 
 
-def look_at(gradients: Gradients, given: Inputs) -> None:
+def look_at(gradients: Gradients, given: Inputs, seed: int = 0) -> None:
     """On a real batch: its losses with every second row replaced by others of it, and one by zeros. No gradients."""
     if given.rows < 3:
         return
     rows = torch.arange(given.rows)
     others = given.take(rows.flip(0))
     with undisturbed(gradients.model), torch.no_grad():
-        usual = _run(gradients, given).double()
+        usual = run(gradients, given, seed).double()
         for other, replace in (
             (others, rows % 2 == 1),
             (others, rows % 2 == 0),
             (dict(extremes(given))["zero"], rows == 1),
         ):
-            found = _run(gradients, replaced(given, other, replace)).double()
+            found = run(gradients, replaced(given, other, replace), seed).double()
             kept = (~replace).to(found.device) & usual.isfinite()
-            if not _same([usual[kept]], [found[kept]], 1e-3 if usual.numel() and _is_half(gradients) else 1e-5):
+            if not same([usual[kept]], [found[kept]], rounding(gradients)):
                 raise MixedExamples(MIXES)
+        refuse_by_number(gradients, given, 50 * rounding(gradients))
 
 
-def _is_half(gradients: Gradients) -> bool:
-    """Whether losses are computed in half precision somewhere; then rounding moves them more."""
+def rounding(gradients: Gradients) -> float:
+    """What rounding may move losses by, relative to them: more where they are computed in half precision."""
     half = any(p.dtype in (torch.bfloat16, torch.float16) for p in gradients.model.parameters())
-    return half or torch.is_autocast_enabled("cpu") or torch.is_autocast_enabled("cuda")
-
-
-def _run(gradients: Gradients, inputs: Inputs) -> Tensor:
-    """One forward pass, always from the same random state."""
-    torch.manual_seed(0)
-    np.random.seed(0)  # noqa: NPY002  losses_of may draw from it
-    random.seed(0)
-    return gradients.losses(inputs)
+    return 1e-3 if half or torch.is_autocast_enabled("cpu") or torch.is_autocast_enabled("cuda") else 1e-5
 
 
 def _outcome(losses: Tensor, kept: Tensor, parameters: Mapping[str, Tensor]) -> list[Tensor]:
@@ -189,14 +219,6 @@ def _outcome(losses: Tensor, kept: Tensor, parameters: Mapping[str, Tensor]) -> 
     kept = kept.to(losses.device)
     gradients = torch.autograd.grad(losses[kept].sum(), list(parameters.values()), retain_graph=True, allow_unused=True)
     return [losses[kept].detach().double(), *(g.double() for g in gradients if g is not None)]
-
-
-def _same(a: Sequence[Tensor], b: Sequence[Tensor], tolerance: float) -> bool:
-    return len(a) == len(b) and all(
-        bool(((x - y).norm() <= tolerance * (x.norm() + y.norm()) + 1e-30).item())
-        or torch.equal(x.nan_to_num(7e77), y.nan_to_num(7e77))
-        for x, y in zip(a, b, strict=True)
-    )
 
 
 def _check_buffers(model: nn.Module, before: Mapping[str, Tensor], public: Sequence[str]) -> None:
@@ -290,33 +312,3 @@ def _full_precision() -> Iterator[None]:
     finally:
         for place, chosen in zip(places, before, strict=True):
             place.fp32_precision = chosen
-
-
-@contextmanager
-def undisturbed(model: nn.Module) -> Iterator[dict[str, Tensor]]:
-    """Buffers, parameters and random states as they were, whatever happens inside; hands out copies of the tensors."""
-    places = {
-        f"{prefix}.{name}" if prefix else name: (module, name, buffer)
-        for prefix, module in model.named_modules()
-        for name, buffer in module._buffers.items()
-        if buffer is not None
-    }
-    copies = {name: buffer.detach().clone() for name, (_, _, buffer) in places.items()}
-    weights = dict(model.named_parameters())
-    copies |= {name: weight.detach().clone() for name, weight in weights.items()}
-    numpy_state, python_state = np.random.get_state(), random.getstate()  # noqa: NPY002
-    with torch.random.fork_rng():
-        try:
-            yield copies
-        finally:
-            np.random.set_state(numpy_state)  # noqa: NPY002
-            random.setstate(python_state)
-            with torch.no_grad():
-                for full, (module, name, buffer) in places.items():
-                    if module._buffers.get(name) is not buffer:
-                        module._buffers[name] = buffer
-                    if not torch.equal(buffer, copies[full]):
-                        buffer.copy_(copies[full])
-                for full, weight in weights.items():
-                    if not torch.equal(weight, copies[full]):
-                        weight.copy_(copies[full])

@@ -45,6 +45,7 @@ def replaced(inputs: Inputs, other: Inputs, rows: Tensor) -> Inputs:
 
 
 EXTREMES = ("zero", "far", "far below", "largest", "nan", "infinite")
+NOT_FINITE = EXTREMES[-2:]
 
 
 def extremes(inputs: Inputs) -> Iterator[tuple[str, Inputs]]:

@@ -5,14 +5,17 @@ from typing import Any
 
 import torch
 
-from hush.checks.check import check_gradients, look_at
+from hush.checks.check import check_gradients, look_at, rounding
+from hush.checks.company import refuse_by_padding
 from hush.checks.guards import must_match, refuse_mixing
+from hush.checks.passes import seed_all, undisturbed
 from hush.checks.reading import check_reading
 from hush.gradients.engine import Gradients, Inputs
 from hush.sampling.batches import Batch
 from hush.sampling.loader import Loader, on_device
 
 _ROWS = 8
+_PADDED = 32  # records that are looked at in shorter and longer company
 
 
 class Watch:
@@ -42,6 +45,7 @@ class Watch:
         check_reading(loader)
         rows = loader.rows(_telling_rows(loader))
         self._check(Inputs.of(on_device(rows, self._device)))
+        self._look_at_padding(torch.arange(min(_PADDED, len(loader))))
 
     def rows(self, batch: Batch, inputs: tuple[Any, ...], named: Mapping[str, Any]) -> Inputs:
         """The inputs of a batch: those that were given, else read from the data."""
@@ -55,14 +59,29 @@ class Watch:
             raise ValueError(f"expected inputs of {len(batch)} rows, one for each of the batch, got {rows.rows}")
         return rows
 
-    def before(self, rows: Inputs, step: int) -> None:
+    def before(self, rows: Inputs, step: int, batch: Batch) -> None:
         """Before a batch is added: the whole check once, later a look at the batch itself at some of the lots."""
         if not self._checked:
             self._check(rows)
         if step & (step - 1) == 0 and step != self._looked:
             refuse_mixing(self._gradients.model)
-            look_at(self._gradients, rows)
+            look_at(self._gradients, rows, seed=step)
+            self._look_at_padding(batch.index)
             self._looked, self.looks = step, self.looks + 1
+
+    def _look_at_padding(self, index: torch.Tensor) -> None:
+        """Where a collate decides the shape of a batch: the shorter records with and without the longest."""
+        loader = self._loader
+        if loader is None or loader.in_memory or len(index) < 2:
+            return
+        with undisturbed(self._gradients.model), torch.no_grad():
+            items = [loader.data[i] for i in index[:_PADDED].tolist()]
+
+            def rows_of(some: list[Any]) -> Inputs:
+                seed_all(0)
+                return Inputs.of(on_device(loader.collate(list(some)), self._device))
+
+            refuse_by_padding(self._gradients, items, rows_of, 50 * rounding(self._gradients))
 
     def explain(self) -> str:
         """How the gradient of each parameter is found, and what was tested."""

@@ -72,9 +72,9 @@ def _fit(
     loader = Loader.of(data)
     if saved is not None:
         plan = saving.check_same_run(saved, plan, run, held_out)
+    model.to(device)  # first: a callback may copy the parameters where they are
     for callback in run.callbacks:
         callback.begin(model, optimizer, run.path, held_out)
-    model.to(device)
     with reproducible(run.seed, device):
         trainer = Trainer(model, loader, losses_of, optimizer, plan, held_out, run, machine, device)
         try:

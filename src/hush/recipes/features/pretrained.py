@@ -67,7 +67,7 @@ class Directions:
         """Coordinates over spread to the power: 0 leaves them, 1 makes all alike; public rows get this root mean norm.
 
         >>> two = Directions(torch.zeros(2), torch.eye(2), torch.tensor([2.0, 1.0]))
-        >>> two.whitened(torch.tensor([[2.0, 1.0]]), 1.0, norm=2**0.5).tolist()
+        >>> two.whitened(torch.tensor([[2.0, 1.0]]), 1.0, norm=2**0.5).round(decimals=4).tolist()
         [[1.0, 1.0]]
         """
         scales = self.spread.to(rows) ** -power
