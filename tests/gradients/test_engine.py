@@ -354,7 +354,7 @@ def test_generators_buffers_weights_and_modes_are_as_before() -> None:
     before = {name: value.clone() for name, value in model.state_dict().items()}
     numpys = np.random.get_state()[1].tolist()  # noqa: NPY002 - the generator that old code draws from
     states = torch.get_rng_state(), random.getstate()
-    gradients._analyst._tested_rows = 0
+    gradients._analyst.tests.rows = 0
     gradients._analyst.test(Inputs.of((x,)))
     gradients.look_again((x,))
     assert torch.equal(states[0], torch.get_rng_state()) and states[1] == random.getstate()

@@ -14,7 +14,7 @@ from hush.clipping.clips import Clip
 from hush.errors import NotSupported
 from hush.gradients import reference
 from hush.gradients.analysis.analyst import Analyst
-from hush.gradients.analysis.function import Function
+from hush.gradients.analysis.function import Function, is_recorded
 from hush.gradients.analysis.plan import ParameterRow
 from hush.gradients.functional import must_take_a_model
 from hush.gradients.graph import read
@@ -137,7 +137,7 @@ class Gradients:
             return Explanation(tuple(rows), (), "by construction: each example is alone in its batch")
         analyst = self._analyst
         rows = [analyst.rows[name] for name in self.parameters() if name in analyst.rows]
-        known = f"tested on {analyst.tested} rows of the first batch and on {analyst.looks} later batches"
+        known = f"tested on {analyst.tests.rows} rows of the first batch and on {analyst.tests.looks} later batches"
         return Explanation(tuple(rows), tuple(analyst.notes), known)
 
     def losses(self, inputs: Any) -> Tensor:
@@ -147,7 +147,7 @@ class Gradients:
     def look_again(self, inputs: Any) -> None:
         """Test independence on this very batch, now."""
         if not self._reference:
-            self._analyst.look_again(Inputs.of(inputs), self._looks.randrange(1 << 30))
+            self._analyst.tests.look_again(Inputs.of(inputs), self._looks.randrange(1 << 30))
 
     def parameters(self) -> dict[str, Tensor]:
         """The trainable parameters as they are now."""
@@ -170,10 +170,8 @@ class Gradients:
 
     def _look(self, inputs: Inputs) -> None:
         """Independence again on the second, fourth, eighth batch, and on some later ones that nobody chooses."""
-        if torch._C._len_torch_dispatch_stack() or (
-            torch.cuda.is_available() and torch.cuda.is_current_stream_capturing()
-        ):
-            return  # what is traced or recorded has no values; the same was looked at right before
+        if is_recorded():
+            return
         self._batches += 1
         power = self._batches > 1 and self._batches & (self._batches - 1) == 0
         if power or self._looks.random() < _LOOKS * (self._batches > 1):

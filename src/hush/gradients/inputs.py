@@ -1,6 +1,6 @@
 """What a loss function gets besides the model: tensors with the examples along their first dimension, at any depth."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any, NamedTuple
 
 import torch
@@ -70,6 +70,27 @@ class Inputs(NamedTuple):
     def _walked(self, change: Callable[[Any, str], Any]) -> "Inputs":
         args = tuple(_mapped(change, value, f"[{place}]") for place, value in enumerate(self.args))
         return Inputs(args, {name: _mapped(change, value, f'["{name}"]') for name, value in self.kwargs.items()})
+
+
+def device(inputs: Inputs) -> torch.device:
+    """Where the first tensor lies."""
+    return next((tensor.device for _, tensor in inputs.tensors()), torch.device("cpu"))
+
+
+def sizes(inputs: Inputs) -> tuple[int, ...]:
+    """All sizes but the number of examples."""
+    return tuple(size for _, tensor in inputs.tensors() for size in tensor.shape[1:])
+
+
+def choices(batch: int, losses: Tensor) -> Iterator[Tensor]:
+    """Six rows for slices: from all over the batch, the last ones, and three drawn orders; finite ones first."""
+    rows, good = torch.arange(batch), losses.detach().isfinite().cpu()
+    rows = torch.cat([rows[good], rows[~good]]) if int(good.sum()) < 6 else rows[good]
+    count, generator = len(rows), torch.Generator().manual_seed(0)
+    spread = rows[torch.linspace(0, count - 1, min(6, count)).round().long()]
+    orders = [spread, rows.flip(0), *[rows[torch.randperm(count, generator=generator)] for _ in range(3)]]
+    for order in orders if batch > 3 else orders[:2]:
+        yield order[torch.arange(6) % len(order)]
 
 
 def has_rows(leaf: Any) -> bool:

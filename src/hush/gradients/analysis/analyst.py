@@ -3,7 +3,7 @@
 import logging
 import time
 from collections import OrderedDict
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import replace
 
 import torch
@@ -15,8 +15,10 @@ from hush.gradients.analysis.agreement import disagreeing
 from hush.gradients.analysis.function import Function, undisturbed
 from hush.gradients.analysis.learn import Slices, by_owners, learn, slices
 from hush.gradients.analysis.plan import SLOW, Known, ParameterRow, Plan, Settled, make
+from hush.gradients.analysis.tested import Tests
 from hush.gradients.graph import Edge, Graph, read
-from hush.gradients.inputs import Inputs
+from hush.gradients.inputs import Inputs, choices, device
+from hush.gradients.inputs import sizes as sizes_of
 from hush.gradients.sites import contributions, settled
 from hush.gradients.sums.per_example import Layout, Stored
 
@@ -38,43 +40,16 @@ class Analyst:
         self._known: dict[object, list[Known]] = {}
         self._settled: OrderedDict[object, Settled] = OrderedDict()
         self._hopeless: set[object] = set()
-        self._tested_rows = 0
-        self._tested_mode: object = None
+        self.tests = Tests(function)
         self._met: set[str] = set()
-        self.looks = 0
         self.analyses = 0
         self.lookups = 0
         self.rows: dict[str, ParameterRow] = {}
         self.notes: list[str] = []
 
-    # Independence ----------------------------------------------------------------------------------------------------
-
-    @property
-    def tested(self) -> int:
-        """Rows on which independence was tested."""
-        return self._tested_rows
-
     def test(self, inputs: Inputs) -> None:
-        """Refuses a function whose examples mix: on the first batch, on a larger one, and in another mode."""
-        mode = tuple(module.training for module in self._function.model.modules())
-        if self._tested_rows >= min(3, inputs.rows) and mode == self._tested_mode:
-            return
-        with undisturbed(_device(inputs)):
-            with torch.no_grad():
-                losses = self._function.trial(inputs)
-            rows = next(_choices(inputs.rows, losses))
-            self._note(independence.check(self._function, inputs, rows))
-        self._tested_rows, self._tested_mode = min(3, inputs.rows), mode
-
-    def look_again(self, inputs: Inputs, draw: int) -> None:
-        """The same on rows of a later batch, a little."""
-        if inputs.rows < 2:
-            return
-        generator = torch.Generator().manual_seed(draw)
-        rows = torch.randperm(inputs.rows, generator=generator)[:8]
-        with undisturbed(_device(inputs)):
-            independence.look_again(self._function, inputs, rows, draw)
-        self.looks += 1
+        """Refuses a function whose examples mix."""
+        self._note(self.tests.test(inputs))
 
     # Plans -----------------------------------------------------------------------------------------------------------
 
@@ -92,7 +67,7 @@ class Analyst:
     def _settle(self, graph: Graph, losses: Tensor, inputs: Inputs) -> Settled:
         if graph.batch == 1:
             return self._looked_up(graph, losses)
-        kind, sizes = graph.kind, _sizes(inputs)
+        kind, sizes = graph.kind, sizes_of(inputs)
         found = self._from_known(kind, graph, sizes)
         if found is None and self._may_learn(kind, sizes):
             self._study(graph, losses, inputs, sizes)
@@ -144,7 +119,7 @@ class Analyst:
         """Learns from slices of this batch, from other rows if the graph of the first ones is not that of the batch."""
         begun, before = time.perf_counter(), self.analyses
         weights = self._function.jittered()
-        for rows in _choices(inputs.rows, losses):
+        for rows in choices(inputs.rows, losses):
             seen = self._slices(inputs, rows, weights)
             if seen is None:
                 continue
@@ -250,7 +225,7 @@ class Analyst:
         unmet = [name for name in params if name not in self._met]
         if not unmet:
             return
-        with undisturbed(_device(inputs)):
+        with undisturbed(device(inputs)):
             self._meet(inputs)
         unmet = [name for name in params if name not in self._met]
         if unmet:
@@ -277,23 +252,3 @@ class Analyst:
 
 def _half(graph: Graph) -> bool:
     return any(output[1] in _HALF for traits in graph.traits for output in traits[0])
-
-
-def _device(inputs: Inputs) -> torch.device:
-    return next((tensor.device for _, tensor in inputs.tensors()), torch.device("cpu"))
-
-
-def _sizes(inputs: Inputs) -> tuple[int, ...]:
-    """All sizes but the number of examples."""
-    return tuple(size for _, tensor in inputs.tensors() for size in tensor.shape[1:])
-
-
-def _choices(batch: int, losses: Tensor) -> Iterator[Tensor]:
-    """Six rows for slices: from all over the batch, the last ones, and three drawn orders; finite ones first."""
-    rows, good = torch.arange(batch), losses.detach().isfinite().cpu()
-    rows = torch.cat([rows[good], rows[~good]]) if int(good.sum()) < 6 else rows[good]
-    count, generator = len(rows), torch.Generator().manual_seed(0)
-    spread = rows[torch.linspace(0, count - 1, min(6, count)).round().long()]
-    orders = [spread, rows.flip(0), *[rows[torch.randperm(count, generator=generator)] for _ in range(3)]]
-    for order in orders if batch > 3 else orders[:2]:
-        yield order[torch.arange(6) % len(order)]

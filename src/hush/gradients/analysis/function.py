@@ -54,6 +54,12 @@ class Function:
         with torch.enable_grad(), _swapped(self.model, new):
             return check_losses(self.losses_of(self.model, *inputs.args, **inputs.kwargs), inputs.rows)
 
+    def has_drawn(self, seed: int) -> bool:
+        """Whether the trial that just ended, under this seed, drew random numbers."""
+        after = _generators()
+        _seed(seed)
+        return after != _generators()
+
     def jittered(self, *, double: bool = False, by: float = 0.1, seed: int = 1) -> dict[str, Tensor]:
         """Copies of the trainable weights, a little off, so that none is zero and none hides another."""
         generator = torch.Generator().manual_seed(seed)
@@ -128,6 +134,24 @@ def _seed(seed: int) -> None:
         sys.modules["numpy"].random.seed(seed)
 
 
+def is_recorded() -> bool:
+    """Whether this is traced or captured: what has no values cannot be tested; the same was tested right before."""
+    capturing = torch.cuda.is_available() and torch.cuda.is_current_stream_capturing()
+    return bool(torch._C._len_torch_dispatch_stack()) or capturing
+
+
+def _generators() -> tuple[object, ...]:
+    """Where the default generators stand."""
+    numpy = sys.modules.get("numpy")
+    places = (
+        None
+        if numpy is None
+        else [part.tolist() if hasattr(part, "tolist") else part for part in numpy.random.get_state()]
+    )
+    on_gpu = torch.cuda.get_rng_state().tolist() if torch.cuda.is_initialized() else None
+    return random.getstate(), torch.get_rng_state().tolist(), places, on_gpu
+
+
 @contextmanager
 def undisturbed(device: torch.device) -> Iterator[None]:
     """Inside, trials may run; afterwards all generators, backends, caches and compiled frames are as before."""
@@ -169,11 +193,22 @@ def _full_precision() -> Iterator[None]:
             place.fp32_precision = chosen
 
 
-_DRAWS = ("bernoulli_", "uniform_", "normal_", "rand", "randn", "rand_like", "randn_like", "exponential_", "bernoulli")
+_DRAWS = (
+    *("bernoulli", "bernoulli_", "uniform_", "normal", "normal_", "rand", "randn", "rand_like", "randn_like"),
+    *("exponential_", "log_normal_", "randint", "randint_like"),
+)
 
 
 class SameDraws(TorchDispatchMode):
-    """Draws of two and more dimensions are one number for all rows: who else is there moves nobody's draws."""
+    """Draws are one number for all rows: who else is there moves nobody's draws.
+
+    Where a draw has one row for each of `rows` examples, each gets a number that its place alone decides, so that a
+    comparison or an order of draws still tells examples apart.
+    """
+
+    def __init__(self, drawn: float = 0.9, rows: int = 0) -> None:
+        super().__init__()
+        self._drawn, self._rows = drawn, rows
 
     @classmethod
     def _should_skip_dynamo(cls) -> bool:
@@ -188,6 +223,12 @@ class SameDraws(TorchDispatchMode):
             args[1].copy_(torch.where(args[0] >= 0, 1.0, slope))  # its backward pass reads the noise
             return args[0] * args[1]
         out = func(*args, **(kwargs or {}))
-        if name in _DRAWS and out.dim() > 1 and len(out):
-            out.fill_(0.9 if out.is_floating_point() else 1)
-        return out
+        if name not in _DRAWS or not out.numel():
+            return out
+        if not out.is_floating_point():  # the least that can be drawn
+            least = args[1 if name == "randint_like" else 0] if "low" in func._overloadname else 0
+            return out.fill_(1 if name.startswith("bernoulli") else least)
+        if out.dim() and len(out) == self._rows and not name.startswith("bernoulli"):  # dropout says nothing of places
+            places = (self._drawn + 0.618 * torch.arange(self._rows, device=out.device)) % 1
+            return out.copy_(places.view(-1, *[1] * (out.dim() - 1)))
+        return out.fill_(self._drawn)

@@ -1,11 +1,11 @@
 """Whether the loss of an example depends on that example alone: a property of the function, tested on the function.
 
-Other rows are replaced, by other records and by rows that bite (zeros, a thousand times the range, the ends of the
-dtype, NaN, infinite), so that a branch on a maximum or on isfinite(...).all() is taken; the loss that is watched must
-not move by a bit. Where it moves, float64 tells rounding from mixing.
+Other rows are replaced (replaced.py), among three and in the whole batch; the losses of the rows that stay must not
+move by a bit. Where they move, float64 tells rounding from mixing. A function that draws random numbers is tested
+under another seed each time, so that a branch that is taken by chance is taken here too.
 """
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from itertools import chain
 
 import torch
@@ -13,6 +13,7 @@ from torch import Tensor
 
 from hush.errors import MixedExamples
 from hush.gradients.analysis.function import Function, SameDraws, is_real
+from hush.gradients.analysis.replaced import Variant, halves, ordinary, variants
 from hush.gradients.graph import read
 from hush.gradients.inputs import Inputs
 
@@ -23,40 +24,45 @@ _REMEDY = (
     "no branch on a maximum or a norm of it, no pairs of examples, no shuffling. Compute such terms example by "
     "example, or leave them out"
 )
-Replace = Callable[[Tensor], Tensor]
+_JITTER = 0.1
+_HAIR, _SEEN = 1e-9, 1e-3
+"""What rows are moved by to be new ones, and what moves a loss more than that does."""
+_APART = 5e-2
+"""What half precision may move a sum of gradients by, of its largest entry."""
+_DRAWN = (0.001, 0.25, 0.5, 0.75, 0.999)
+"""What draws are set to where it is asked whether they alone moved."""
 
 
 def check(function: Function, inputs: Inputs, rows: Tensor) -> list[str]:
     """Refuses a function whose examples mix, or that keeps state; returns what is worth a note."""
-    notes: list[str] = []
-    few = inputs.take(rows[:3])
-    others = inputs.take(rows[3:6])
-    repeatable = _refuse_state(function, few, notes)
-    moved = _moving(function, few, _variants(few, others), None)
-    jittered = function.jittered()
-    moved += _moving(function, few, _ordinary(few, others), jittered)
-    if moved:
-        _settle(function, few, moved, repeatable, notes)
-    _inputs_apart(function, few, jittered, notes)
-    return notes
+    few, others = inputs.take(rows[:3]), inputs.take(rows[3:6])
+    notes = _refuse_state(function, few)
+    notes += _refuse_moving(function, few, variants(few, others))
+    notes += _refuse_moving(function, few, ordinary(few, others), _JITTER)
+    notes += _refuse_memory(function, few, others)
+    if inputs.rows > 3:
+        notes += _refuse_moving(function, inputs, halves(inputs))
+        _refuse_backward(function, inputs)
+    return notes + _inputs_apart(function, few, function.jittered())
 
 
 def look_again(function: Function, inputs: Inputs, rows: Tensor, draw: int) -> None:
-    """The same on one row of a later batch, with other rows replaced in one way: a few passes without gradient."""
+    """The same on a row of a later batch, and on half of its rows: a few passes without gradient."""
     count = min(4, len(rows))
     few, others = inputs.take(rows[:count]), inputs.take(rows[(torch.arange(count) + count) % len(rows)])
-    variants = list(_variants(few, others, keep=draw % few.rows))
-    chosen = [variants[0], variants[1 + draw % (len(variants) - 1)]]
-    moved = _moving(function, few, iter(chosen), None)
-    if moved:
-        _settle(function, few, moved, True, [])
+    all_of_them = list(variants(few, others, keep=draw % few.rows))
+    chosen = [all_of_them[0], all_of_them[1 + draw % (len(all_of_them) - 1)]]
+    _refuse_moving(function, few, chosen, seed=draw)
+    if inputs.rows > count:
+        _refuse_moving(function, inputs, list(halves(inputs, draw))[:2], seed=draw)
+        _refuse_backward(function, inputs)
 
 
-def _refuse_state(function: Function, few: Inputs, notes: list[str]) -> bool:
+def _refuse_state(function: Function, few: Inputs) -> list[str]:
     """The first test of all: the same rows under the same seed have the same losses."""
     one, two = (function.trial(few).detach() for _ in range(2))
     if _equal(one, two):
-        return True
+        return []
     near = torch.allclose(one.double(), two.double(), rtol=1e-5, atol=1e-6, equal_nan=True)
     if not near:
         raise ValueError(
@@ -64,106 +70,63 @@ def _refuse_state(function: Function, few: Inputs, notes: list[str]) -> bool:
             "other losses the second time. Expected a function of the model and the batch: no counters, no caches, and "
             "draws from torch's, numpy's or Python's default generators"
         )
-    notes.append("losses differ by rounding from call to call: kernels are not deterministic")
-    return False
+    return ["losses differ by rounding from call to call: kernels are not deterministic"]
 
 
-Variant = tuple[int, Inputs]
-"""The row that is kept, and the inputs in which others are replaced."""
+def _refuse_memory(function: Function, few: Inputs, others: Inputs) -> list[str]:
+    """Rows that were never seen, a hair off each time, so that nothing a cache remembers of an example is met again."""
+    weights = function.jittered(double=True, by=0.0)
+
+    def losses(inputs: Inputs, hairs: int) -> Tensor:
+        moved = inputs.map_tensors(lambda t: t.double() * (1 + hairs * _HAIR) if is_real(t) else t)
+        return function.trial(moved, weights).double()
+
+    try:
+        with torch.no_grad(), SameDraws():
+            before = losses(few, 1)
+            for number, variant in enumerate(ordinary(few, others)):
+                after = losses(variant.inputs, number + 2)
+                moves = ((after - before).abs() / (1 + before.abs()))[variant.kept]
+                if bool((moves > _SEEN).any()):
+                    raise MixedExamples(
+                        "the loss of an example that was not seen before depends on the rows beside it: losses_of, or "
+                        f"what it calls, remembers what it computed from earlier batches. {_REMEDY}"
+                    )
+    except (RuntimeError, NotImplementedError, TypeError, LookupError, ArithmeticError) as problem:
+        return [f"not tested in float64: {type(problem).__name__}"]
+    return []
 
 
-def _ordinary(few: Inputs, others: Inputs) -> Iterator[Variant]:
-    for keep in range(few.rows):
-        yield keep, _replaced(few, others, keep, None)
+Move = tuple[int, Variant]
+"""A seed, and a variant in which a loss that should stay moved under it."""
 
 
-def _variants(few: Inputs, others: Inputs, keep: int | None = None) -> Iterator[Variant]:
-    """Other records, then rows that bite: all the others at once, and one at a time."""
-    count = few.rows
-    yield from _ordinary(few, others) if keep is None else [(keep, _replaced(few, others, keep, None))]
-    for number, (bite, alone) in enumerate(_BITES):
-        kept = number % count if keep is None else keep
-        yield kept, _replaced(few, others, kept, bite)
-        if alone:
-            yield kept, _replaced(few, few, kept, bite, only=(kept + 1) % count)
-
-
-def _replaced(few: Inputs, others: Inputs, keep: int, bite: Replace | None, only: int | None = None) -> Inputs:
-    """All rows but `keep` (or just `only`) from the others; floats of records a little larger, or as `bite` says."""
-    rest = iter([tensor for _, tensor in others.tensors()])
-
-    def replace(tensor: Tensor) -> Tensor:
-        other = next(rest)
-        if not tensor.dim():
-            return tensor
-        if bite is not None:
-            places = tensor.is_cuda and is_real(tensor) and bool((tensor == tensor.round()).all())
-            # Whole numbers may be places in a table: on a GPU one outside of it ends the process.
-            other = _most(tensor) if places else bite(tensor)
-        elif is_real(tensor):
-            other = other * 3 + 1
-        new = torch.ones(len(tensor), dtype=torch.bool, device=tensor.device) if only is None else None
-        if new is None:
-            new = torch.zeros(len(tensor), dtype=torch.bool, device=tensor.device)
-            new[only] = True
-        new[keep] = False
-        return torch.where(new.view(-1, *[1] * (tensor.dim() - 1)), other.to(tensor.dtype), tensor)
-
-    return few.map_tensors(replace)
-
-
-def _filled(value: float) -> Replace:
-    """Floats all of this value; whole numbers of the least that occurs, which is a valid one."""
-    return lambda tensor: torch.full_like(tensor, value) if is_real(tensor) else _least(tensor)
-
-
-def _least(tensor: Tensor) -> Tensor:
-    return (
-        torch.zeros_like(tensor)
-        if tensor.dtype == torch.bool or not tensor.numel()
-        else tensor.amin().expand_as(tensor)
-    )
-
-
-def _most(tensor: Tensor) -> Tensor:
-    if tensor.dtype == torch.bool or not tensor.numel():
-        return torch.ones_like(tensor)
-    return tensor.amax().expand_as(tensor)
-
-
-def _times(factor: float) -> Replace:
-    return lambda tensor: tensor * factor if is_real(tensor) else _most(tensor)
-
-
-def _extreme(sign: int) -> Replace:
-    def fill(tensor: Tensor) -> Tensor:
-        return torch.full_like(tensor, sign * torch.finfo(tensor.dtype).max) if is_real(tensor) else _most(tensor)
-
-    return fill
-
-
-_BITES: tuple[tuple[Replace, bool], ...] = (
-    *((_filled(0.0), False), (_times(1000.0), True), (_times(-1000.0), False), (_filled(float("nan")), True)),
-    *((_filled(float("inf")), True), (_filled(float("-inf")), False), (_extreme(1), False), (_extreme(-1), False)),
-    (_times(1e-6), False),
-)
-"""Rows that no record looks like, and whether one of them among ordinary ones is tried as well."""
+def _refuse_moving(
+    function: Function, inputs: Inputs, changed: Iterable[Variant], by: float = 0.0, seed: int = 0
+) -> list[str]:
+    """Refuses a function in which replaced rows move other losses, at weights that are `by` off the given ones."""
+    moved = _moving(function, inputs, changed, function.jittered(by=by) if by else None, seed)
+    return _settle(function, inputs, moved, by) if moved else []
 
 
 def _moving(
-    function: Function, few: Inputs, variants: Iterator[Variant], weights: Mapping[str, Tensor] | None
-) -> list[Variant]:
-    """The variants in which the loss of the row that was kept is another one."""
+    function: Function, inputs: Inputs, changed: Iterable[Variant], weights: Mapping[str, Tensor] | None, seed: int
+) -> list[Move]:
+    """The variants in which the loss of a row that was kept is another one."""
     with torch.no_grad():
-        reference = function.trial(few, weights).detach()
+        reference = function.trial(inputs, weights, seed=seed).detach()
+        drawing = function.has_drawn(seed)
         found = []
-        for keep, inputs in variants:
+        for number, variant in enumerate(changed):
+            here = seed + number * drawing
+            if number and drawing:
+                reference = function.trial(inputs, weights, seed=here).detach()
             try:
-                losses = function.trial(inputs, weights).detach()
-            except (RuntimeError, ValueError, AssertionError, ArithmeticError, IndexError):
+                losses = function.trial(variant.inputs, weights, seed=here).detach()
+            except (RuntimeError, ValueError, AssertionError, ArithmeticError, LookupError):
                 continue  # a function may refuse rows; a refusal releases nothing
-            if not _equal(losses[keep], reference[keep]):
-                found.append((keep, inputs))
+            if not _equal(losses[variant.kept], reference[variant.kept]):
+                found.append((here, variant))
         return found
 
 
@@ -171,45 +134,44 @@ def _equal(one: Tensor, other: Tensor) -> bool:
     return bool(((one == other) | (one.isnan() & other.isnan())).all())
 
 
-def _settle(function: Function, few: Inputs, moved: list[Variant], repeatable: bool, notes: list[str]) -> None:
+def _settle(function: Function, inputs: Inputs, moved: list[Move], by: float) -> list[str]:
     """Decides in float64 whether losses moved by rounding; else whether only the draws of dropout moved."""
-    worst = _worst(function, few, moved)
-    if worst <= _ROUNDING:
-        notes.append("other rows move the rounding of a loss, and nothing else")
-        return
-    with SameDraws():
-        calm = _worst(function, few, moved)
-    if calm <= _ROUNDING:
-        notes.append("other rows move the random draws of an example, not its data")
-        return
-    raise MixedExamples(f"the loss of an example moves when other rows of its batch are replaced. {_REMEDY}")
+    if _worst(function, inputs, moved, by) <= _ROUNDING:
+        return ["other rows move the rounding of a loss, and nothing else"]
+    for drawn in _DRAWN:
+        with SameDraws(drawn, inputs.rows):
+            calm = _worst(function, inputs, moved, by)
+        if calm > _ROUNDING:
+            raise MixedExamples(f"the loss of an example moves when other rows of its batch are replaced. {_REMEDY}")
+    return ["other rows move the random draws of an example, not its data"]
 
 
-def _worst(function: Function, few: Inputs, moved: list[Variant]) -> float:
+def _worst(function: Function, inputs: Inputs, moved: list[Move], by: float) -> float:
     """How far losses move, relative to themselves: in float64, or to what float32 can tell where that is not to be."""
     try:
-        return _moves(function, few, moved, function.jittered(double=True), double=True)
+        return _moves(function, inputs, moved, function.jittered(double=True, by=by), double=True)
     except (RuntimeError, NotImplementedError, TypeError, ValueError):
-        most = _moves(function, few, moved, function.jittered(), double=False)
+        most = _moves(function, inputs, moved, function.jittered(by=by), double=False)
         return most if most > 1e-5 else 0.0
 
 
-def _moves(function: Function, few: Inputs, moved: list[Variant], weights: Mapping[str, Tensor], double: bool) -> float:
-    def wide(inputs: Inputs) -> Inputs:
-        return inputs.map_tensors(lambda t: t.double() if double and is_real(t) else t)
+def _moves(function: Function, inputs: Inputs, moved: list[Move], weights: Mapping[str, Tensor], double: bool) -> float:
+    def wide(given: Inputs) -> Inputs:
+        return given.map_tensors(lambda t: t.double() if double and is_real(t) else t)
 
     with torch.no_grad():
-        reference = function.trial(wide(few), weights).double()
         worst = 0.0
-        for keep, inputs in moved:
-            loss = function.trial(wide(inputs), weights).double()[keep]
-            if not _equal(loss, reference[keep]):
-                move = float((loss - reference[keep]).abs() / (1 + reference[keep].abs()))
-                worst = max(worst, move if move < float("inf") else float("inf"))
+        for seed, variant in moved:
+            before = function.trial(wide(inputs), weights, seed=seed).double()[variant.kept]
+            after = function.trial(wide(variant.inputs), weights, seed=seed).double()[variant.kept]
+            if not _equal(after, before):
+                same = (after == before) | (after.isnan() & before.isnan())
+                move = torch.where(same, 0.0, (after - before).abs() / (1 + before.abs())).nan_to_num(torch.inf)
+                worst = max(worst, float(move.max()))
         return worst
 
 
-def _inputs_apart(function: Function, few: Inputs, weights: Mapping[str, Tensor], notes: list[str]) -> None:
+def _inputs_apart(function: Function, few: Inputs, weights: Mapping[str, Tensor]) -> list[str]:
     """No loss has a derivative by another example's numbers, not even a small one."""
     asked: list[Tensor] = []
 
@@ -232,7 +194,31 @@ def _inputs_apart(function: Function, few: Inputs, weights: Mapping[str, Tensor]
                 if bool(((rest != 0) & rest.isfinite()).any()):
                     raise MixedExamples(f"a loss has a derivative by the numbers of another example. {_REMEDY}")
     except RuntimeError as problem:
-        notes.append(f"no derivative by inputs: {type(problem).__name__}")
+        return [f"no derivative by inputs: {type(problem).__name__}"]
+    return []
+
+
+def _refuse_backward(function: Function, inputs: Inputs) -> None:
+    """The backward passes of two halves of the batch add up to that of all of it: no hook rescales it by a norm."""
+    losses, params = function.trial(inputs), list(function.trainable().values())
+    if losses.grad_fn is None:
+        return  # said in better words where the graph is read
+    half = (torch.arange(inputs.rows) % 2 == 0).to(losses)
+    passes = []
+    for weights in (half, 1 - half, torch.ones_like(losses)):
+        found = torch.autograd.grad(losses, params, weights, retain_graph=True, allow_unused=True)
+        passes.append([g.to_dense() if g is not None and g.is_sparse else g for g in found])
+    largest = max([float(g.abs().max()) for g in chain(*passes) if g is not None and g.numel()], default=0.0)
+    if not largest < float("inf"):
+        return
+    for one, other, both in zip(*passes, strict=True):
+        if one is not None and other is not None and both is not None and both.numel():
+            size = max(float(g.abs().max()) for g in (one, other, both))
+            if float((one.double() + other.double() - both.double()).abs().max()) > _APART * (size + 1e-2 * largest):
+                raise MixedExamples(
+                    "the gradients of two halves of a batch do not add up to that of the batch, though the losses are "
+                    f"the same: a hook or a backward of your own uses what all examples have in common. {_REMEDY}"
+                )
 
 
 def alone(function: Function, inputs: Inputs, rows: Tensor, tolerance: float) -> list[str]:

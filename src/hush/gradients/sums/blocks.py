@@ -74,6 +74,8 @@ def blocked_sum(factors: Tensor, values: Tensor) -> Tensor:
 def chained(left: Tensor, right: Tensor) -> Tensor:
     """left.t() @ right over the rows, in fp32 or wider: in one chain, two, or blocks of at most 192 rows."""
     rows = len(left)
+    if not rows:  # an expert that no example came to
+        return wide(left).t() @ wide(right)
     size = even(rows, _SHORT)
     if left.is_cuda and CHAIN < rows <= _FEW * size and rows % size == 0:
         return in_blocks(left, right, size)[0].sum(0)  # side by side they take less time than one after the other
