@@ -271,7 +271,7 @@ def _check_engine(
         if not error <= tolerance:
             raise ValueError(
                 f"the gradient engine and a slow loop disagree for parameter {name!r} by {error:.1e} of the sum, on "
-                "synthetic inputs. This must not happen; please report the model. Until then this model cannot be "
+                "synthetic inputs: a fault of hush, not of the model. Until it is mended this model cannot be "
                 "trained privately; Machine(engine='reference') computes one example after another"
             )
 
