@@ -20,7 +20,7 @@ from hush.accounting import Budget, Gaussian
 from hush.clipping.clips import FlatClip
 from hush.ledger import DataNotLinked, Ledger, LedgerError, checkpoints
 from hush.plan import PrivatePreprocessing
-from hush.training import About, HeldOut, Job, PrivacyWarning
+from hush.training import About, Callback, HeldOut, Job, PrivacyWarning
 
 
 def test_hazard_22_a_seeded_run_resumes_bit_for_bit(tmp_path: Path) -> None:
@@ -157,19 +157,28 @@ def test_an_upfront_access_is_never_done_twice_for_one_price(tmp_path: Path) -> 
 
 
 def test_ctrl_c_loses_nothing_but_the_open_lot(tmp_path: Path) -> None:
-    calls = iter(range(1000))
+    class AfterTwentySteps(Callback):
+        due = False
+
+        def after_step(self, step: int, *, epoch_ended: bool) -> None:
+            self.due = step == 20
+
+    interrupt = AfterTwentySteps()
 
     def losses_of(model: nn.Module, x: Tensor, y: Tensor) -> Tensor:
-        if next(calls) == 160:  # the checks before the first lot make fewer
+        if interrupt.due:  # somewhere in lot 20
+            interrupt.due = False
             raise KeyboardInterrupt
         return F.cross_entropy(model(x), y, reduction="none")
 
+    cut = job(losses_of=losses_of)
     with pytest.raises(KeyboardInterrupt):
-        train(job(losses_of=losses_of), tmp_path / "run", reserve=0, checkpoint_every=1000)
+        train(cut, tmp_path / "run", reserve=0, checkpoint_every=1000, callbacks=[*cut.callbacks, interrupt])
     saved = checkpoints.load(tmp_path / "run" / "checkpoint")
     done = saved.facts["run"]["step"]
-    assert 0 < done < 50 and saved.facts["run"]["charged"] == done
-    result = train(job(losses_of=losses_of), tmp_path / "run", reserve=0, resume=True)
+    assert done == 21 == saved.facts["run"]["charged"], "twenty lots, and the one that was open"
+    whole = job(losses_of=losses_of)
+    result = train(whole, tmp_path / "run", reserve=0, resume=True, callbacks=[*whole.callbacks, interrupt])
     assert result.ended == "finished" and result.steps == 50
 
 
