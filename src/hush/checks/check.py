@@ -6,8 +6,7 @@ nothing of the data. Nothing of the model is changed: buffers and random states 
 
 import math
 import warnings
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -20,6 +19,7 @@ from hush.checks.neighbours import NOT_FINITE, drawn, extremes, replaced
 from hush.checks.passes import is_random, run, same, seed_all, undisturbed
 from hush.clipping.clips import FlatClip
 from hush.errors import MixedExamples
+from hush.gradients.analysis.function import full_precision
 from hush.gradients.engine import Gradients, Inputs
 
 _FEW = 4  # examples in the slow loop
@@ -84,7 +84,7 @@ def check_gradients(gradients: Gradients, given: Inputs, public_buffers: Sequenc
     generator = torch.Generator().manual_seed(0)
     one, other = drawn(given, many, generator), drawn(given, many, generator, high=True)
     odd = torch.arange(many) % 2 == 1
-    with undisturbed(model) as buffers, _full_precision():
+    with undisturbed(model) as buffers, full_precision():
         before = what_is_kept(model)
         losses = run(gradients, one)
         _check_buffers(model, buffers, public_buffers)
@@ -291,24 +291,3 @@ def _tolerance(losses: Tensor) -> float:
                 narrow = 1e-5
         stack.extend(source for source, _ in node.next_functions)
     return narrow
-
-
-@contextmanager
-def _full_precision() -> Iterator[None]:
-    """Products of float32 in float32 inside: the engine shrinks its bound where hardware rounds the factors (TF32).
-
-    A GPU does that to convolutions by default. Engine and loop would differ by that slack, and not by a mistake.
-    """
-    backends: Any = torch.backends
-    places = [
-        backends.cuda.matmul, backends.cudnn.conv, backends.cudnn.rnn,
-        backends.mkldnn.matmul, backends.mkldnn.conv, backends.mkldnn.rnn,
-    ]  # fmt: skip
-    before = [place.fp32_precision for place in places]
-    try:
-        for place in places:
-            place.fp32_precision = "ieee"
-        yield
-    finally:
-        for place, chosen in zip(places, before, strict=True):
-            place.fp32_precision = chosen

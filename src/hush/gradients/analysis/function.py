@@ -161,7 +161,7 @@ def undisturbed(device: torch.device) -> Iterator[None]:
     with ExitStack() as stack:
         devices = [device.index or 0] if device.type == "cuda" else []
         stack.enter_context(torch.random.fork_rng(devices=devices))
-        stack.enter_context(_full_precision())
+        stack.enter_context(full_precision())
         if (
             "torch._dynamo" in sys.modules
         ):  # one eager call under a dispatch mode would leave a frame uncompiled for good
@@ -176,8 +176,8 @@ def undisturbed(device: torch.device) -> Iterator[None]:
 
 
 @contextmanager
-def _full_precision() -> Iterator[None]:
-    """Products of float32 in float32 inside: with tf32 a batch of one, by another kernel, is 1e-3 off."""
+def full_precision() -> Iterator[None]:
+    """Products of float32 in float32 inside: with tf32, a GPU's choice for convolutions, two ways differ by 1e-3."""
     backends: Any = torch.backends
     places = [
         *(backends.cuda.matmul, backends.cudnn.conv, backends.cudnn.rnn),
